@@ -21,7 +21,7 @@ from client_app.exchange.channel import ExchangeChannel
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import seconds_to_pad, show_failure
 from client_app.exchange.local_update import LocalUpdate, Vector, summary
-from client_app.exchange.models import MODELS_FOLDER, Models, open_canonical
+from client_app.exchange.models import MODELS_FOLDER, Models, check_room, open_canonical
 from client_app.exchange.upload import cut_parts, read_parts
 from client_app.exchange.withdrawal import BadDealing, plain_error
 from client_app.records.ledger import note_task
@@ -159,6 +159,9 @@ class _ClientExchange:
             return ModelState.open(self.client.pending.base), bytes.fromhex(reference.sha256)
         started = self.client.clock()
         models = Models(self.client.state_dir / MODELS_FOLDER)
+        if not self.client.results.has(self.task):
+            self.client.results.clear()  # before another model takes its room
+        await in_thread(check_room, self.task, models)
         path = models.path(reference.sha256)
         if not await in_thread(models.has, reference.sha256):
             received = await models.fetch(reference, self.client.transport, self._channel.path("model"))

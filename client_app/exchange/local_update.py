@@ -41,7 +41,10 @@ class LocalUpdate:
     def __post_init__(self) -> None:
         client = self.client
         self.encoder = UpdateEncoder(
-            gpu=client.gpu_uploads, randomness=client.randomness, warn=partial(client.output.warning, "encode")
+            gpu=client.gpu_uploads,
+            randomness=client.randomness,
+            warn=partial(client.output.warning, "encode"),
+            folder=client.state_dir,
         )
         self._aggregated = AggregatedRounds(client.state_dir)
 

@@ -10,6 +10,7 @@ ever leave under one mask.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from fedcore.codec import DeviceVector, Encoded, device_serves_from, open_vector
 from fedcore.errors import FedcoreError
 from fedcore.secagg import MaskTerm, Randomness, apply_masks
+from fedcore.state.mapped import LARGE_BYTES, mapped_zeros
 
 _Result = TypeVar("_Result")
 
@@ -25,22 +27,28 @@ _Result = TypeVar("_Result")
 class Encode(Protocol):
     """Encodes an update: `fedcore.codec.encode` or `encode_nothing`, given all but these two arguments."""
 
-    def __call__(self, *, randomness: Randomness, device: DeviceVector | None) -> Encoded:
-        """The encoded vector, which depends on the random bytes and not on the device."""
+    def __call__(
+        self, *, randomness: Randomness, device: DeviceVector | None, out: NDArray[np.uint64] | None
+    ) -> Encoded:
+        """The encoded vector, in `out` if that is given; it depends on the random bytes and not on the device."""
         ...
 
 
 class UpdateEncoder:
     """Encodes and masks the update of one exchange; one thread at a time may use it."""
 
-    def __init__(self, *, gpu: bool, randomness: Randomness, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, *, gpu: bool, randomness: Randomness, warn: Callable[[str], None], folder: Path | None = None
+    ) -> None:
         """Open no device yet.
 
         Args:
             gpu: whether the owner allows a GPU.
             randomness: for the stochastic rounding.
             warn: tells the owner that a device failed.
+            folder: where a large vector lies, in a file without a name; None for the system's own place.
         """
+        self._folder = folder
         self._gpu, self._randomness, self._warn = gpu, randomness, warn
         self._device: DeviceVector | None = None
         self._encode: Encode | None = None
@@ -65,7 +73,7 @@ class UpdateEncoder:
         self._encode, self._random = encode, _RepeatableRandomness(self._randomness)
         encoded = self._encode_on_device(encode, size) if self._gpu else None
         if encoded is None:
-            encoded = encode(randomness=self._random.from_start(), device=None)
+            encoded = encode(randomness=self._random.from_start(), device=None, out=self._room(size))
             self._forget()
         self._vector = encoded.words
         return encoded
@@ -85,7 +93,7 @@ class UpdateEncoder:
                 return
             # Masked or half copied there, none of these has left: encode each element as before, and mask it once.
             assert self._encode is not None  # noqa: S101 - what is on a device was encoded
-            again = self._encode(randomness=self._random.from_start(), device=None)
+            again = self._encode(randomness=self._random.from_start(), device=None, out=self._room(self._vector.size))
             self._vector[offset:] = again.words[offset:]
             self._forget()
         apply_masks(words, masks, threads=threads, offset=offset)
@@ -96,6 +104,10 @@ class UpdateEncoder:
         self._forget()
         self._vector = np.zeros(0, np.uint64)
 
+    def _room(self, size: int) -> NDArray[np.uint64] | None:
+        """Where a vector of `size` words goes: a mapped file if it is large, or None, for memory."""
+        return mapped_zeros(size, self._folder) if size * 8 >= LARGE_BYTES else None
+
     def _forget(self) -> None:
         """The vector is on the host, and is not encoded again."""
         self._encode, self._random = None, _RepeatableRandomness(self._randomness)
@@ -105,7 +117,9 @@ class UpdateEncoder:
 
         def run() -> Encoded | None:
             self._device = open_vector(size)
-            return encode(randomness=self._random.from_start(), device=self._device) if self._device else None
+            if self._device is None:
+                return None
+            return encode(randomness=self._random.from_start(), device=self._device, out=self._room(size))
 
         return self._try_device(run)
 

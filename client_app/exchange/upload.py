@@ -1,7 +1,8 @@
 """Upload of an update: a thread masks and hashes the next part while the parts before it are sent.
 
 The parts come from a generator: `ClientSession.mask_parts` masks the next one in place, `read_parts` reads the next
-one from a file. It is always closed at the end: a session whose update was not sent completely is abandoned.
+one from a file. A part of a vector that lies in a file takes no memory once it is sent. The generator is always closed
+at the end: a session whose update was not sent completely is abandoned.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.http.transport import Transport
+from fedcore.state.mapped import give_back
 from fedcore.system.concurrency import in_thread, tasks
 from fedcore.wire.chunks import PART_BYTES, PARTS_IN_FLIGHT, update_digest
 from fedcore.wire.uploads import PartsOut
@@ -46,6 +48,7 @@ async def send_parts(transport: Transport, path: str, parts: Parts, *, size: int
     async def send(part: _UploadPart) -> None:
         try:
             await _send_part(transport, path, part, size)
+            give_back(part.content)
         finally:
             line.release()
 
@@ -70,6 +73,7 @@ async def send_missing_parts(transport: Transport, path: str, parts: Parts, *, s
             if known.get(index) != sha256.hex():
                 await _send_part(transport, path, _UploadPart(index, content, sha256), size)
                 sent += 1
+            give_back(content)
     finally:
         parts.close()
     return sent

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import tenacity
@@ -39,6 +39,7 @@ from client_app.http.errors import (
     unanswered,
 )
 from client_app.http.leader_watch import LeaderWatch
+from client_app.http.model_download import ModelDownload
 from client_app.http.retry import Retry, RetryDeadline
 from client_app.http.server_clock import ServerClock
 from client_app.http.silence import PROBE_SECONDS, connect_seconds
@@ -66,24 +67,6 @@ _JSON: Final = {"content-type": "application/json"}
 _OCTETS: Final = {"content-type": "application/octet-stream"}
 
 Result = TypeVar("Result")
-
-
-class _ModelDownload:
-    """A file that is being received, at most `size` bytes: written, hashed and counted as it comes."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self.digest = hashlib.sha256()
-        self._file = file
-        self.received = 0
-        self._size = size
-
-    def take(self, chunk: bytes) -> None:
-        """The next bytes; raises ProtocolViolation("model-digest") if they are more than there can be."""
-        self.received += len(chunk)
-        if self.received > self._size:
-            raise ProtocolViolation("model-digest", "the model is longer than announced")
-        self.digest.update(chunk)
-        self._file.write(chunk)
 
 
 def signer(
@@ -136,7 +119,7 @@ class HttpTransport:
         self._at = 0
         self._answers = 0
         self._counting = threading.Lock()
-        self._incoming: _ModelDownload | None = None
+        self._incoming: ModelDownload | None = None
         self._clock = clock
         self._sleep = sleep
         self._sign = sign
@@ -240,18 +223,20 @@ class HttpTransport:
         """GET a model into a file; returns whether the difference to `base` came in its place."""
         address = f"{path}?{urlencode({'base': base})}" if base else path
 
-        async def attempt() -> bool:
-            with replacing(target, mode=0o600) as file:
-                self._incoming = incoming = _ModelDownload(file, size)
-                headers = await self._request("GET", address, b"", _EMPTY_DIGEST, {}, partial(self._receive, incoming))
-                is_difference = bool(base) and headers.get(DELTA_BASE) == f'"{base}"'
-                if incoming.digest.hexdigest() != sha256 and not is_difference:
-                    raise ProtocolViolation("model-digest", "the model is not the one that was announced")
+        async def attempt(incoming: ModelDownload) -> bool:
+            if not incoming.is_complete:
+                receive = partial(self._receive, incoming)
+                await self._request("GET", address, b"", _EMPTY_DIGEST, incoming.rest(), receive)
+            is_difference = bool(base) and incoming.headers.get(DELTA_BASE) == f'"{base}"'
+            if incoming.digest.hexdigest() != sha256 and not is_difference:
+                raise ProtocolViolation("model-digest", "the model is not the one that was announced")
             return is_difference
 
         with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
             try:
-                return await self._repeat(attempt, None)
+                with replacing(target, mode=0o600) as file:
+                    self._incoming = ModelDownload(file, size)
+                    return await self._repeat(partial(attempt, self._incoming), None)
             finally:
                 self._incoming = None
 
@@ -309,7 +294,7 @@ class HttpTransport:
         # Sign what is really sent: urllib3 normalises the target.
         url = urllib3.util.parse_url(server + target)
         signed = self._sign(method, url.request_uri, digest)
-        length = {"content-length": str(size)} if headers else {}
+        length = {"content-length": str(size)} if "content-type" in headers else {}
         headers = {"host": url.netloc or "", **_COMMON, **length, **headers, **signed}
         request = HttpRequest(method=method, server=server, target=url.request_uri, headers=headers, body=body)
 
@@ -324,11 +309,11 @@ class HttpTransport:
         self._count(up=_head_size(headers, len(request.target)))
         return await self._network.send(request, receive_any, read_seconds=silence)
 
-    def _receive(self, incoming: _ModelDownload, response: HttpResponse) -> Mapping[str, str]:
+    def _receive(self, incoming: ModelDownload, response: HttpResponse) -> None:
+        incoming.begin(response)
         for piece in response.pieces(_PIECE):
             self._count(down=len(piece))
             incoming.take(piece)
-        return response.headers
 
     def _content_of(self, response: HttpResponse, limit: int | None = None) -> bytes:
         most = MAX_CONTROL_BYTES if limit is None else limit

@@ -27,6 +27,7 @@ from fedcore.codec.update import FloatUpdate
 from fedcore.errors import EncodingError, UsageError
 from fedcore.secagg import MaskTerm
 from fedcore.state import ModelState
+from fedcore.state.mapped import give_back
 
 MOST_CLIPPED = 8
 MOST_CLIPPED_SHARE = 0.01
@@ -141,7 +142,9 @@ def encode_nothing(
     for part in encoding.field_sections:
         zeros = np.full(BLOCK_FIELDS, part.levels, field_dtype(part.field_bits))
         for start in range(0, part.fields, BLOCK_FIELDS):
-            pack(words[sections[part.name]], part.field_bits, start, zeros[: part.fields - start])
+            packed = words[sections[part.name]]
+            pack(packed, part.field_bits, start, zeros[: part.fields - start])
+            give_back(packed[start // part.per_word :][: BLOCK_FIELDS // part.per_word])
     key = draw_key(randomness)
     words[sections["keys"]] = power_words(key, encoding.failures, encoding.n_max, randomness)
     apply_lock(words[: sections["keys"].start], sections["failed"], [mask_of(key)])

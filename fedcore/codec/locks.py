@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from fedcore.errors import PeerError
 from fedcore.secagg import MaskTerm, Secret, apply_masks
+from fedcore.state.mapped import give_back
 
 MOST_FAILURES = 32
 """Of more no sum needs to know the keys: finding them takes the server time in the cube of their number."""
@@ -40,6 +41,8 @@ LIMBS = 16
 
 PRIME = 2**255 - 19
 
+_RANGE_WORDS = 1 << 22
+"""32 MiB, which a large vector in a file has in memory at a time."""
 _LIMB_BITS = 16
 _FOLD = 2**256 % PRIME
 _SUM_BITS = 62
@@ -92,9 +95,13 @@ def _limbs(value: int, n_max: int, randomness: Callable[[int], bytes]) -> list[i
 
 def apply_lock(words: NDArray[np.uint64], spared: slice, masks: Sequence[MaskTerm], *, threads: int = 1) -> None:
     """Add masks to `words` in place, but not to the slice `spared`."""
-    if masks:
-        apply_masks(words[: spared.start], masks, threads=threads)
-        apply_masks(words[spared.stop :], masks, threads=threads, offset=spared.stop)
+    if not masks:
+        return
+    for first, last in ((0, spared.start), (spared.stop, words.size)):
+        for start in range(first, last, _RANGE_WORDS):
+            part = words[start : min(start + _RANGE_WORDS, last)]
+            apply_masks(part, masks, threads=threads, offset=start)
+            give_back(part)
 
 
 def find_keys(words: NDArray[np.uint64], count: int) -> list[int]:

@@ -27,6 +27,7 @@ from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.rotation import Rotation, Unit
 from fedcore.errors import EncodingError
 from fedcore.state import ModelState, TensorSpec
+from fedcore.state.mapped import give_back
 
 _RELEASE_UNITS = 12
 """As many elements as between two releases of blocks."""
@@ -116,6 +117,7 @@ class FloatUpdate:
                     if view is None:
                         pack(packed, bits, span.position, fields)
                     summaries.append((span.index, summary))
+                give_back(packed[block.number * BLOCK_FIELDS // part.per_word :][: BLOCK_FIELDS // part.per_word])
                 return summaries
 
             return round_block
@@ -165,6 +167,8 @@ class FloatUpdate:
                     fractions=fractions[position],
                 )
                 summaries.append((span.index, BlockSummary(largest=size * factor, clipped=clipped)))
+                give_back(steps[position])
+                give_back(fractions[position])
         return summaries
 
     def rotate_to(
@@ -189,6 +193,7 @@ class FloatUpdate:
                 padded = np.full(unit.fields, part.levels, fields.dtype)
                 padded[: unit.values] = fields
                 pack(packed, part.field_bits, unit.position, padded)
+                give_back(packed[unit.position // part.per_word :][: unit.fields // part.per_word])
                 return unit.index, summary
 
             return round_unit

@@ -26,6 +26,7 @@ from fedcore.data.survival.question import SurvivalQuery
 from fedcore.errors import BudgetSpent, EnoughFound
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import answered
+from fedcore.flower.array_view import averaging_views
 from fedcore.flower.grid.grid import Aggregation, ExchangeBackend, ExchangeGrid
 from fedcore.flower.grid.initial_model import starting_from
 from fedcore.flower.grid.plain_grid import PlainGrid
@@ -147,7 +148,7 @@ def run_server_app(
         run_config=dict(run_config),
     )
     try:
-        with legacy_rounds(grid), starting_from(initial, grid), naming_dtypes(app.folder):
+        with legacy_rounds(grid), starting_from(initial, grid), averaging_views(), naming_dtypes(app.folder):
             server_app = load_server_app(app)
             if on_loaded is not None:
                 on_loaded()

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from fedcore.errors import RoundFailed
+from fedcore.errors import RoundFailed, RunFailed, StorageFull
 from fedcore.run.engine.announcing import TaskFactory
 from fedcore.run.engine.attempts import Attempt
 from fedcore.run.engine.events import Names, exchange_failed, group_ended, names_of, traffic
@@ -19,6 +19,7 @@ from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
 from fedcore.run.integer_means import rounded_line
 from fedcore.run.retries import attempt_ended
+from fedcore.run.room import RoomNeeds, check_disk
 from fedcore.state import ModelFacts
 from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
 from fedcore.wire.tasks import Task
@@ -31,6 +32,11 @@ from server_app.runs.plan import RunPlan
 from server_app.services import Services
 from server_app.storage.tables import ExchangeRow
 
+_NO_ROOM: Final = (
+    "a round of this model takes about {needed} of the server's disk (the model, its checkpoint, the updates, their "
+    "sum and its copy), of which {free} are free, and nothing was sent: free some, or ask fewer clients, or make the "
+    "updates smaller (field-bits, upload-fraction)"
+)
 MOST_LOST: Final = 10_000
 """By how many numbers of exchanges clients may be ahead, at one time, of a server whose backup was put back."""
 
@@ -88,6 +94,23 @@ class RunContext:
             state=self.state,
             number=self.next_exchange,
         )
+
+    async def check_room(self, model: int, update: int, clients: int) -> None:
+        """Before the first round, refuse a run that the disk has no room for; raises RunFailed.
+
+        Args:
+            model, update: bytes of each.
+            clients: of a round.
+        """
+        plain = self.plan.settings.aggregation == "plain"
+        needs = RoomNeeds(model=model, update=update, clients=clients, plain=plain)
+        if self.state.rounds or not needs.is_large:
+            return
+        spool = self.services.spool
+        try:
+            await asyncio.to_thread(check_disk, spool.folder, needs.server_disk + spool.reserve_bytes, _NO_ROOM)
+        except StorageFull as error:
+            raise RunFailed(str(error), check="no-room") from None
 
     def note_attempt(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> None:
         """Report an attempt at a sum that ended with `error`."""

@@ -95,6 +95,7 @@ CASES = {
     "flower_examples": Case("run_in_secure_mode", lacks=lambda: "needs a checkout of Flower's repository"),
     "front": Case("nginx_over_direct", lacks=proxy),
     "fuzz": Case("crashes"),
+    "gigabytes": Case("agent_over_model", ("--clients", "2")),
     "glm": Case(
         "largest_coefficient_difference",
         lacks=module("statsmodels"),

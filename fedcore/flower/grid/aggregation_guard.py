@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy import fedavg as fedavg_module
 
 from fedcore.errors import AppError
+from fedcore.flower.array_view import aggregate_views
 from fedcore.flower.grid.declarations import Wants, code_of, declared_class, declared_code, owner_of
 from fedcore.flower.grid.robust import ROBUST, Groups, check_robust, is_robust
 from fedcore.flower.grid.weighted_means import Metrics, is_weighted_mean
@@ -79,6 +80,7 @@ def _known() -> dict[int, CodeType]:
         kinds = [getattr(module, name) for name in _AVERAGES if hasattr(module, name)]
         functions += [vars(kind)[name] for kind in kinds for name in names if name in vars(kind)]
     functions += [vars(legacy.Server)[name] for name in _LEGACY_SERVER]
+    functions.append(aggregate_views)  # in the place of Flower's
     codes = [function.__code__ for function in functions]
     return {id(code): code for code in codes}
 

@@ -53,6 +53,8 @@ class PlainExchanges:
             cohort = await self._run.clients.cohort(tuple(request.messages), attempt.number, message_type=kind)
             with services.roster.hold() as roster:
                 task = self._task(request, cohort, attempt.number, roster.version)
+                model = max(message.reference.size for message in request.messages.values())
+                await self._run.check_room(model, model, len(cohort))
                 return task, await self._lead(request, task, None)
         task = StoredTask.model_validate(row.task)
         if row.result is not None:

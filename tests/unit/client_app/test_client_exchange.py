@@ -19,10 +19,11 @@ from support.hostile import sign_again
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
+from client_app.exchange.models import MODELS_FOLDER, Models, check_room
 from client_app.ranks.failures import AppFailed, RankFailed
 from client_app.records.result_cache import ANSWER_FOLDER
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
+from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused, StorageFull
 from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.simulation.devices import network
@@ -55,6 +56,16 @@ async def offer(script: Script, client: Client) -> None:
     agent = Agent(client, PAUSES)
     async with script.serving():
         await agent.take_part(script.task)
+
+
+def test_a_task_that_the_disk_has_no_room_for_is_refused_before_anything_is_fetched(
+    script: Script, client: Client
+) -> None:
+    models = Models(client.state_dir / MODELS_FOLDER)
+    check_room(script.task, models)
+    large = script.task.model.model_copy(update={"size": 1 << 60})
+    with pytest.raises(StorageFull):
+        check_room(script.task.model_copy(update={"model": large}), models)
 
 
 class TestHonest:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from fastapi import Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from client_app.exchange.client import Client
 from client_app.http import http_transport
@@ -358,6 +358,28 @@ class TestModels:
             await self.fetch(client, tmp_path / "model", content)
         assert (tmp_path / "model").read_bytes() == content
         assert script.requests == ["GET model"] * 2
+
+    @pytest.mark.parametrize("mark", ["the same", "another"])
+    async def test_a_broken_download_goes_on_where_it_was(
+        self, script: Script, client: Client, tmp_path: Path, content: bytes, mark: str
+    ) -> None:
+        """A file that another has taken the place of is fetched from its beginning."""
+        sent, file = 1_000_000, tmp_path / "served"
+        file.write_bytes(content)
+
+        async def broken() -> AsyncIterator[bytes]:
+            yield content[:sent]
+            raise ConnectionResetError
+
+        tags = {"etag": '"one"'}
+        script.answers.append(StreamingResponse(broken(), headers={**tags, "content-length": str(len(content))}))
+        script.answers.append(FileResponse(file, headers={"etag": '"one"' if mark == "the same" else '"two"'}))
+        async with script.serving():
+            await self.fetch(client, tmp_path / "model", content)
+        assert (tmp_path / "model").read_bytes() == content
+        head = 2_000
+        again = client.transport.traffic.down - len(content)
+        assert again < head if mark == "the same" else sent - (1 << 18) <= again < sent + head
 
     async def test_a_refused_download_says_why(self, script: Script, client: Client, tmp_path: Path) -> None:
         script.answers.append(problem(403, "not-in-cohort", "not asked"))

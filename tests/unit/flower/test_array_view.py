@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
-from fedcore.flower.array_view import ArrayView
+from fedcore.flower.array_view import ArrayView, aggregate_views, view_of
 from fedcore.flower.records import arrays_from_state, load_records, save_records, state_from_arrays
 from fedcore.state import ModelState
 
@@ -66,3 +67,37 @@ def test_a_state_and_its_record_share_memory() -> None:
     values = np.ones(3, np.float32)
     record = arrays_from_state(ModelState.from_arrays({"a": values}))
     assert np.shares_memory(state_from_arrays(record)["a"], values)
+
+
+def reply(seed: int, weight: float, kind: type[Array] = ArrayView) -> RecordDict:
+    rng = np.random.default_rng(seed)
+    arrays = ArrayRecord()
+    for number, values in enumerate(VALUES):
+        arrays[str(number)] = kind(np.asarray(rng.normal(size=values.shape) * 10).astype(values.dtype))
+    return RecordDict({"arrays": arrays, "metrics": MetricRecord({"weight": weight})})
+
+
+@pytest.mark.parametrize("weights", [[7], [1, 2.5], [3, 0, 9]])
+def test_a_mean_has_the_bits_of_flowers(weights: list[float]) -> None:
+    replies = [reply(seed, weight) for seed, weight in enumerate(weights)]
+    expected = aggregate_arrayrecords(replies, "weight")
+    mean = aggregate_views(replies, "weight")
+    assert mean == expected
+    assert list(mean) == list(expected)
+
+
+def test_a_single_reply_is_its_own_mean_without_a_copy() -> None:
+    one = reply(1, 5)
+    mean = aggregate_views([one], "weight")
+    assert np.shares_memory(present(mean["0"]), present(one.array_records["arrays"]["0"]))
+
+
+def test_arrays_of_flowers_own_are_averaged_by_flower() -> None:
+    replies = [reply(1, 1, Array), reply(2, 3)]
+    assert aggregate_views(replies, "weight") == aggregate_arrayrecords(replies, "weight")
+
+
+def present(array: Array) -> NDArray[Any]:
+    view = view_of(array)
+    assert view is not None
+    return view

@@ -1,0 +1,82 @@
+"""Memory and disk that a model of gigabytes takes at each party, reckoned before a run begins.
+
+The factors are what `benchmarks/gigabytes.py` measures, rounded up.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedcore.errors import StorageFull
+
+LEAST_MODEL: Final = 64 << 20
+"""Bytes of a model below which nobody asks for room."""
+RANK_MODELS: Final = 3.0
+"""Weights, gradients, and what the step takes, with plain SGD; Adam takes two more."""
+SERVER_APP_MODELS: Final = 2.5
+_VECTORS_WAITING: Final = 4
+"""Updates that lie at the server before its kept sum contains them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomNeeds:
+    """What a run takes, in bytes.
+
+    model: of the model's file.
+    update: of one client's upload.
+    clients: of a round.
+    plain: whether updates are kept one by one, and not summed.
+    """
+
+    model: int
+    update: int
+    clients: int
+    plain: bool = False
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is worth a word."""
+        return self.model >= LEAST_MODEL
+
+    @property
+    def client_memory(self) -> int:
+        """Of a client that trains with plain SGD on a processor; on a GPU it is the device's."""
+        return int(RANK_MODELS * self.model)
+
+    @property
+    def client_disk(self) -> int:
+        """The last model while the next one comes; then that, the trained one and the vector that is sent."""
+        return 2 * self.model + (0 if self.plain else self.update)
+
+    @property
+    def server_memory(self) -> int:
+        """Of the ServerApp's process."""
+        return int(SERVER_APP_MODELS * self.model)
+
+    @property
+    def server_disk(self) -> int:
+        """Of a round: the strategy's model, the newest as a checkpoint, the updates, the sum and its copy, the mean."""
+        if self.plain:
+            return 2 * self.model + self.clients * self.update
+        return 4 * self.model + (2 + min(self.clients, _VECTORS_WAITING)) * self.update
+
+    @property
+    def server_disk_a_round(self) -> int:
+        """What stays of each round until the run ends."""
+        return self.clients * self.update if self.plain else self.model
+
+
+def check_disk(folder: Path, needed: int, refusal: str) -> None:
+    """Raise StorageFull with `refusal`, in which {needed} and {free} stand for sizes, if a disk has less free.
+
+    Args:
+        folder: on that disk.
+        needed: bytes.
+        refusal: what does not fit, and what to do.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StorageFull(refusal.format(needed=f"{needed / 1e9:.1f} GB", free=f"{free / 1e9:.1f} GB"))

@@ -1,0 +1,43 @@
+"""What a model of gigabytes takes, and what is refused for lack of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedcore.errors import StorageFull
+from fedcore.run.room import RoomNeeds, check_disk
+
+GIGABYTE = 10**9
+
+
+def test_what_a_model_of_five_gigabytes_takes() -> None:
+    needs = RoomNeeds(model=5 * GIGABYTE, update=3 * GIGABYTE, clients=2)
+    assert needs.is_large
+    assert needs.client_disk == 13 * GIGABYTE
+    assert needs.client_memory == 15 * GIGABYTE
+    assert needs.server_disk == 32 * GIGABYTE
+    assert needs.server_disk_a_round == 5 * GIGABYTE
+
+
+def test_more_clients_take_no_more_of_the_server_than_four() -> None:
+    few, many = (RoomNeeds(model=GIGABYTE, update=GIGABYTE, clients=count) for count in (4, 400))
+    assert few.server_disk == many.server_disk
+
+
+def test_plain_replies_stay_one_by_one() -> None:
+    needs = RoomNeeds(model=GIGABYTE, update=GIGABYTE, clients=10, plain=True)
+    assert needs.server_disk == 12 * GIGABYTE
+    assert needs.client_disk == 2 * GIGABYTE
+
+
+def test_a_small_model_is_not_worth_a_word() -> None:
+    assert not RoomNeeds(model=1 << 20, update=1 << 20, clients=2).is_large
+
+
+def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
+    check_disk(tmp_path, 1, "no {needed} in {free}")
+    with pytest.raises(StorageFull) as caught:
+        check_disk(tmp_path, 10**18, "{needed} needed, {free} free")
+    assert str(caught.value).startswith("1000000000.0 GB needed")
