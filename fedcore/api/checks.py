@@ -255,6 +255,7 @@ def _dry_round(
         )
         with contextlib.suppress(EnoughNodes):
             dry.run()
+        dry.reckon_room()
         dry.run_config = config
         dry.check_budget()
         _named_metrics(settings, dry.reported, findings)

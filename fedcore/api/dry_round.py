@@ -23,6 +23,7 @@ from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.grid.grid import ExchangeBackend
 from fedcore.run.engine.attempts import Attempt
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
+from fedcore.run.room import ROOM_FACTS, RoomNeeds
 from fedcore.run.settings import planned_rounds
 from fedcore.simulation import Simulation
 from fedcore.simulation.models import model_ref
@@ -54,6 +55,8 @@ class DryRound(Simulation):
     reported: dict[str, dict[str, MetricValue]] = field(default_factory=dict, init=False)
     costs: list[tuple[Task, AnyEncoding]] = field(default_factory=list, init=False)
     _requests: Counter[str] = field(default_factory=Counter, init=False)
+    _most_up: int = field(default=0, init=False)
+    """Bytes of the largest upload."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ExchangeBackend]:
@@ -119,6 +122,7 @@ class DryRound(Simulation):
             encoding = self._state.encodings.encoding(kind, layout, n, self.clients, model=_model_hash(request))
             if layout is not None:
                 self.facts["bytes_up"] = encoding.words * 8
+                self._most_up = max(self._most_up, encoding.words * 8)
             return encoding
         return None
 
@@ -157,6 +161,13 @@ class DryRound(Simulation):
                     self.facts["bytes_up"] = later.words * 8
                 return ExchangeReply.of_cohort(decoded)
         return _nothing(request)
+
+    def reckon_room(self) -> None:
+        """Add to the facts what memory and disk the parties need, if the model is large."""
+        model, plain = int(self.facts.get("model_bytes", 0)), self.settings.aggregation == "plain"
+        needs = RoomNeeds(model=model, update=model if plain else self._most_up, clients=self.clients, plain=plain)
+        if needs.is_large:
+            self.facts |= {name: getattr(needs, name) for name in ROOM_FACTS}
 
     def check_budget(self) -> None:
         """What the noise of all rounds that are planned costs, against the run's budget and the clients'."""

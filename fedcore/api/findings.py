@@ -12,6 +12,7 @@ from typing import Any
 
 from fedcore.errors import FedcoreError, ProtocolViolation
 from fedcore.federation.admission.refusals import refused_by_all
+from fedcore.run.room import room_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class CheckReport:
     clients: among how many it was checked.
     errors: what a run would be refused for, or fail with.
     warnings: what a person should know.
-    facts: the model's tensors, parameters and bytes, and what one client sends in a round, as far as the check came to
-        know them.
+    facts: the model's tensors, parameters and bytes, what one client sends in a round, and of a large model the memory
+        and the disk that the parties need, as far as the check came to know them.
     """
 
     app: str
@@ -77,8 +78,14 @@ class CheckReport:
         ]
         return f"{self.app}: {' and '.join(counts)} among {self.clients} clients"
 
+    @property
+    def room(self) -> str:
+        """What memory and disk a large model takes, in a sentence; "" for a small one."""
+        return room_line(self.facts)
+
     def __repr__(self) -> str:
-        lines = [f"error    {one}" for one in self.errors] + [f"warning  {one}" for one in self.warnings]
+        lines = [f"size     {self.room}"] if self.room else []
+        lines += [f"error    {one}" for one in self.errors] + [f"warning  {one}" for one in self.warnings]
         return "\n".join([self.headline(), *lines])
 
     def _repr_html_(self) -> str:

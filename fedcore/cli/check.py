@@ -89,6 +89,8 @@ def check(
         typer.echo(json.dumps(report.to_plain(), indent=2))
     else:
         console = Console()
+        if report.room:
+            console.print(f"{'size':<8} {report.room}", highlight=False, soft_wrap=True)
         for kind, color, findings in (("error", "red", report.errors), ("warning", "yellow", report.warnings)):
             for one in findings:
                 console.print(f"[{color}]{kind:<8}[/] {escape(str(one))}", highlight=False, soft_wrap=True)

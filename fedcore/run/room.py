@@ -6,9 +6,10 @@ The factors are what `benchmarks/gigabytes.py` measures, rounded up.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fedcore.errors import StorageFull
 
@@ -67,6 +68,22 @@ class RoomNeeds:
     def server_disk_a_round(self) -> int:
         """What stays of each round until the run ends."""
         return self.clients * self.update if self.plain else self.model
+
+
+ROOM_FACTS: Final = ("client_memory", "client_disk", "server_memory", "server_disk", "server_disk_a_round")
+"""What people are told of these needs."""
+
+
+def room_line(facts: Mapping[str, Any]) -> str:
+    """A sentence of them; "" if `facts` has none."""
+    if not all(name in facts for name in ROOM_FACTS):
+        return ""
+    sizes = {name: f"{facts[name] / 1e9:.1f} GB" for name in ROOM_FACTS}
+    return (
+        "a site takes about {client_memory} of memory (plain SGD; on a GPU it is the device's) and {client_disk} of "
+        "disk, the server {server_memory} and {server_disk}, and {server_disk_a_round} more of disk for each round "
+        "until the run ends"
+    ).format(**sizes)
 
 
 def check_disk(folder: Path, needed: int, refusal: str) -> None:

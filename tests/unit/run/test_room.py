@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import StorageFull
-from fedcore.run.room import RoomNeeds, check_disk
+from fedcore.run.room import ROOM_FACTS, RoomNeeds, check_disk, room_line
 
 GIGABYTE = 10**9
 
@@ -41,3 +41,9 @@ def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageFull) as caught:
         check_disk(tmp_path, 10**18, "{needed} needed, {free} free")
     assert str(caught.value).startswith("1000000000.0 GB needed")
+
+
+def test_people_read_the_needs_of_a_large_model_only() -> None:
+    needs = RoomNeeds(model=5 * GIGABYTE, update=3 * GIGABYTE, clients=2)
+    assert "32.0 GB" in room_line({name: getattr(needs, name) for name in ROOM_FACTS})
+    assert not room_line({"parameters": 10})
