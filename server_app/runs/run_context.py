@@ -30,6 +30,7 @@ from server_app.runs.exchanges.failures import explain
 from server_app.runs.files.run_files import RunFiles
 from server_app.runs.plan import RunPlan
 from server_app.services import Services
+from server_app.storage.blobs import Spool
 from server_app.storage.tables import ExchangeRow
 
 _NO_ROOM: Final = (
@@ -39,6 +40,16 @@ _NO_ROOM: Final = (
 )
 MOST_LOST: Final = 10_000
 """By how many numbers of exchanges clients may be ahead, at one time, of a server whose backup was put back."""
+
+
+def refuse_without_room(spool: Spool, needs: RoomNeeds) -> None:
+    """Refuse a run of a large model whose first round the disk has no room for; raises RunFailed."""
+    if not needs.is_large:
+        return
+    try:
+        check_disk(spool.folder, needs.server_disk + spool.reserve_bytes, _NO_ROOM)
+    except StorageFull as error:
+        raise RunFailed(str(error), check="no-room") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +115,8 @@ class RunContext:
         """
         plain = self.plan.settings.aggregation == "plain"
         needs = RoomNeeds(model=model, update=update, clients=clients, plain=plain)
-        if self.state.rounds or not needs.is_large:
-            return
-        spool = self.services.spool
-        try:
-            await asyncio.to_thread(check_disk, spool.folder, needs.server_disk + spool.reserve_bytes, _NO_ROOM)
-        except StorageFull as error:
-            raise RunFailed(str(error), check="no-room") from None
+        if not self.state.rounds:
+            await asyncio.to_thread(refuse_without_room, self.services.spool, needs)
 
     def note_attempt(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> None:
         """Report an attempt at a sum that ended with `error`."""

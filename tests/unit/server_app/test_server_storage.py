@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from support.serverside import Site
 
-from fedcore.errors import ConflictingMessage, RoundFailed, StorageFull, UsageError
+from fedcore.errors import ConflictingMessage, RoundFailed, RunFailed, StorageFull, UsageError
+from fedcore.run.room import RoomNeeds
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState
 from fedcore.wire.events import AppPrinted, stamp
@@ -25,6 +26,7 @@ from server_app.exchanges import sum_file as fold
 from server_app.exchanges.masked_sum import MaskedSum
 from server_app.exchanges.secure import SecureExchange
 from server_app.exchanges.sum_file import SumFile
+from server_app.runs.run_context import refuse_without_room
 from server_app.storage.blobs import Spool
 from server_app.storage.store import Store
 from tests.support.raising import raises
@@ -172,3 +174,13 @@ def spool(folder: Path) -> Spool:
     made = Spool(folder=folder / "spool", reserve_bytes=0)
     made.clear()
     return made
+
+
+def test_a_run_that_the_disk_has_no_room_for_is_refused_before_its_first_round(tmp_path: Path) -> None:
+    large = RoomNeeds(model=1 << 30, update=1 << 30, clients=3)
+    refuse_without_room(Spool(folder=tmp_path, reserve_bytes=-(1 << 50)), large)
+    full = Spool(folder=tmp_path, reserve_bytes=1 << 60)
+    with pytest.raises(RunFailed) as caught:
+        refuse_without_room(full, large)
+    assert caught.value.check == "no-room"
+    refuse_without_room(full, RoomNeeds(model=1000, update=1000, clients=3))
