@@ -203,7 +203,9 @@ def ours(family: str, parts: list[Rows], folder: Path, *, drop: float = 0.0, see
     for at, columns in enumerate(parts):
         np.savez(home / f"part-{at}.npz", **dict[str, Any](columns))
     kind = "cox" if family in (COX, COX_OF_SITES) else family
-    query = regression_query(FORMULAS[family], family=kind, bounds=BOUNDS, sites=family == COX_OF_SITES)
+    query = regression_query(
+        FORMULAS[family], family=kind, bounds=BOUNDS, sites="fixed" if family == COX_OF_SITES else ""
+    )
     settings = JobSettings()
     simulation = Simulation(
         app=FlowerApp.load(APPS / "rows"),

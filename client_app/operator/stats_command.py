@@ -45,12 +45,13 @@ def stats(
         ),
     ] = "",
     site_effects: Annotated[
-        bool,
+        str,
         typer.Option(
-            "--site-effects",
-            help="Of --glm: an intercept of each site, or a baseline hazard, which the site tells nobody.",
+            metavar="fixed|random",
+            help="Of --glm: an intercept of each site, or a baseline hazard, which the site tells nobody (fixed), or "
+            "intercepts from a normal distribution, whose variance is estimated (random).",
         ),
-    ] = False,
+    ] = "",
     survival: Annotated[
         str,
         typer.Option(

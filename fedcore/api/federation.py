@@ -190,7 +190,7 @@ class Federation:
         correlations: Sequence[str] | Literal[True] = (),
         glm: str = "",
         family: str = "",
-        site_effects: bool = False,
+        site_effects: Literal["", "fixed", "random"] = "",
         survival: str = "",
         bounds: Mapping[str, tuple[float, float]] | None = None,
         bins: int | None = None,
@@ -209,7 +209,8 @@ class Federation:
             correlations: numbers, for a row for each pair of them; True for all numbers of the app's schema.
             glm: the formula of a regression.
             family: of the regression; by default what the target is in the app's schema.
-            site_effects: give each site an intercept in the regression, which it tells nobody.
+            site_effects: give each site an intercept in the regression, which it tells nobody ("fixed"), or one that is
+                drawn from a normal distribution ("random").
             survival: the columns with times and events, as in "days died", for a row for each time of a curve.
             bounds: lowest and highest value of each column; by default those of the app.
             bins: cells of a histogram.

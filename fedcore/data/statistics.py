@@ -32,6 +32,8 @@ Bounds: TypeAlias = Mapping[str, tuple[float, float]] | tuple[float, float]
 
 PREFIX: Final = "statistics-"
 """Prefix of every key in a message's configuration that concerns statistics."""
+STEP_KEY: Final = f"{PREFIX}regression"
+"""Of a step of a regression, or of what else is asked in steps, as JSON."""
 WEIGHT_KEY: Final = "class-weight"
 """Of the run config: "none", or "balanced" for class weights by the shares of the classes."""
 BALANCED: Final = "balanced"

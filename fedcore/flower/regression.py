@@ -19,9 +19,12 @@ from pydantic import TypeAdapter
 
 from fedcore.data.correlation.matrix import Correlations
 from fedcore.data.correlation.question import CorrelationQuery
+from fedcore.data.regression.mixed import MixedStep
+from fedcore.data.regression.mixed_fit import fit_mixed
 from fedcore.data.regression.newton import Regression, fit
-from fedcore.data.regression.question import RegressionQuery, RegressionStep, Sums
-from fedcore.data.statistics import PREFIX
+from fedcore.data.regression.question import RegressionQuery
+from fedcore.data.regression.step import RegressionStep, Sums
+from fedcore.data.statistics import PREFIX, STEP_KEY
 from fedcore.data.survival.cox import CoxStep, fit_cox
 from fedcore.data.survival.curves import Survival, fit_survival
 from fedcore.data.survival.question import CountStep, SurvivalQuery
@@ -32,22 +35,21 @@ from fedcore.system.plain_json import from_plain, to_plain
 REGRESSION_ACTION: Final = "regression"
 _TYPE: Final = f"query.{REGRESSION_ACTION}"
 _RECORD: Final = "regression"
-_STEP: Final = f"{PREFIX}regression"
 _SUMS: Final = "sums"
 _CLIENTS: Final = "clients"
-Step: TypeAlias = RegressionStep | CorrelationQuery | CountStep | CoxStep
+Step: TypeAlias = RegressionStep | MixedStep | CorrelationQuery | CountStep | CoxStep
 _FORM: Final[TypeAdapter[Step]] = TypeAdapter(Step)
 
 
 def step_config(step: Step) -> ConfigRecord:
     """What a message says to ask this step of all rows, in columns that are not standardised (`standardised`)."""
-    return ConfigRecord({f"{PREFIX}bins": 1, f"{PREFIX}all_rows": True, _STEP: json.dumps(to_plain(_FORM, step))})
+    return ConfigRecord({f"{PREFIX}bins": 1, f"{PREFIX}all_rows": True, STEP_KEY: json.dumps(to_plain(_FORM, step))})
 
 
 def step_answer(config: Mapping[str, Any], columns: Mapping[str, ArrayLike]) -> RecordDict:
     """A client's reply to the step in a message's configuration; raises AppError."""
     try:
-        plain = json.loads(str(config.get(_STEP, "")))
+        plain = json.loads(str(config.get(STEP_KEY, "")))
     except ValueError:
         raise AppError("the query for a regression cannot be read: it holds no step") from None
     step = from_plain(_FORM, plain, what="the query for a regression", error=AppError)
@@ -60,6 +62,8 @@ def ask_regression(grid: Grid, query: RegressionQuery, min_nodes: int = 1, timeo
     """What the connected clients, at least `min_nodes`, say together; raises what `fit` does, and AppError."""
     nodes = _nodes(grid, min_nodes)
 
+    if query.sites == "random":
+        return fit_mixed(query, lambda step: _totals(grid, step, nodes, timeout), nodes=len(nodes))
     if query.survival is not None:
         return fit_cox(query, lambda step: _totals(grid, step, nodes, timeout), nodes=len(nodes))
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.data.regression.question import Array, RegressionQuery, RegressionStep, Sums
+from fedcore.data.regression.question import Array, RegressionQuery
+from fedcore.data.regression.step import RegressionStep, Sums
 from fedcore.data.statistics import LEAST_IN_CELL
 from fedcore.errors import ConfigurationError
 

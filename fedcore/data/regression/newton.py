@@ -12,14 +12,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 from fedcore.data.regression.checks import check_categories, check_rows, constant_column, separation
-from fedcore.data.regression.question import Array, Family, RegressionQuery, RegressionStep, Sums
+from fedcore.data.regression.question import Array, Family, RegressionQuery
+from fedcore.data.regression.step import RegressionStep, RowSums, Sums
 from fedcore.data.statistics import LEAST_IN_CELL
 from fedcore.errors import ConfigurationError, RoundFailed
 
@@ -50,6 +51,7 @@ class Regression:
     dispersion: of the residuals, with rows - p degrees of freedom; 1 unless linear.
     queries: sums that it took.
     sites: how many have an intercept of their own, or a baseline hazard, which are no terms; 0 for one of all.
+    site_variance: of random intercepts of the sites; None if they are not random.
     events: of a Cox regression, how many there are.
     times: of a Cox regression without effects of sites, at how many times these are.
     """
@@ -68,17 +70,23 @@ class Regression:
     dispersion: float
     queries: int
     sites: int = 0
+    site_variance: float | None = None
     events: int = 0
     times: int = 0
 
     @property
     def degrees(self) -> int:
         """Degrees of freedom of the residuals."""
-        return self.rows - len(self.terms) - self.sites
+        return self.rows - len(self.terms) - (self.sites if self.site_variance is None else 0)
+
+    @property
+    def letter(self) -> str:
+        """Of the statistics: t, or z of a normal distribution."""
+        return "t" if self.family == "linear" and self.site_variance is None else "z"
 
     @cached_property
     def statistics(self) -> tuple[float, ...]:
-        """Each estimate over its error: t if linear, else z; nan if the error is 0."""
+        """Each estimate over its error; nan if the error is 0."""
         pairs = zip(self.coefficients, self.errors, strict=True)
         return tuple(estimate / error if error > 0 else math.nan for estimate, error in pairs)
 
@@ -95,7 +103,7 @@ class Regression:
 
     @property
     def _distribution(self) -> stats.rv_frozen:
-        return stats.t(self.degrees) if self.family == "linear" else stats.norm()
+        return stats.t(self.degrees) if self.letter == "t" else stats.norm()
 
 
 def fit(query: RegressionQuery, ask: Ask, *, nodes: int) -> Regression:
@@ -109,28 +117,30 @@ def fit(query: RegressionQuery, ask: Ask, *, nodes: int) -> Regression:
         ask: gives the sums at coefficients over the clients.
         nodes: how many clients there are.
     """
-    return _Fit(query, ask, nodes).run()
+    newton = NewtonSteps(query, ask)
+    return newton.result(*newton.stand_still(newton.begin()), nodes)
 
 
-class _Fit:
-    def __init__(self, query: RegressionQuery, ask: Ask, nodes: int) -> None:
+class NewtonSteps:
+    """Newton steps on sums over clients, all of the same rows; `ask` as in `fit`."""
+
+    def __init__(self, query: RegressionQuery, ask: Ask) -> None:
         self._query = query
         self._ask = ask
-        self._nodes = nodes
-        self._queries = 0
-        self._first: Sums | None = None
+        self.queries = 0
+        self._first: RowSums | None = None
 
-    def run(self) -> Regression:
-        first, step = self._census()
+    def stand_still(self, step: RegressionStep) -> tuple[RegressionStep, Sums]:
+        """The coefficients at which the likelihood is largest, and the sums there; raises what `fit` does."""
         sums = self._sums(step)
-        if self._query.sites:
+        if self._query.sites == "fixed":
             self._check_within(sums)
         deviance, last = math.inf, math.inf
         while True:
             direction = self._direction(sums)
             size = float(np.abs(direction).max() / max(1.0, np.abs(step.coefficients).max()))
             if size < _STILL or last / 2 < size < _NEARLY_STILL:
-                return self._result(step, sums, first)
+                return step, sums
             if self._query.family != "linear" and deviance - sums.deviance < _FLAT:
                 self._check_finite(step, direction)
             deviance, last = sums.deviance, size
@@ -144,8 +154,8 @@ class _Fit:
         if far.max() > _FAR:
             raise separation(self._names(far > far.max() / 4))
 
-    def _census(self) -> tuple[Sums, RegressionStep]:
-        """How many rows there are, and a step whose columns have mean 0 and deviation 1, at the best constant."""
+    def begin(self) -> RegressionStep:
+        """A step whose columns have mean 0 and deviation 1, at the best constant, out of a first query for moments."""
         query = self._query
         center, scale = _by_bounds(query)
         step = RegressionStep(query=query, center=center, scale=scale, coefficients=(0.0,) * query.size)
@@ -175,7 +185,7 @@ class _Fit:
         start = np.zeros(query.size)
         if query.intercept and not query.hides_intercept:
             start[0] = _constant_estimate(query, first)
-        return first, RegressionStep(
+        return RegressionStep(
             query=query, center=center, scale=scale, coefficients=tuple(start.tolist()), profile=query.hides_intercept
         )
 
@@ -209,28 +219,38 @@ class _Fit:
             share /= 2
 
     def _sums(self, step: RegressionStep) -> Sums:
-        if self._queries == MOST_QUERIES:
+        self.count()
+        sums = self._ask(step)
+        self.check_same(sums)
+        return sums
+
+    @property
+    def rows(self) -> RowSums:
+        """Of the first query; raises ConfigurationError if none was asked."""
+        if self._first is None:
+            raise ConfigurationError("a regression begins with moments")
+        return self._first
+
+    def count(self) -> None:
+        """Count a query; raises ConfigurationError for one too many."""
+        if self.queries == MOST_QUERIES:
             raise ConfigurationError(
                 f"the coefficients do not stand still after {MOST_QUERIES} queries; terms that nearly determine each "
                 "other, or the target, are the usual reason: leave some out",
                 check="not-still",
             )
-        self._queries += 1
-        sums = self._ask(step)
+        self.queries += 1
+
+    def check_same(self, sums: RowSums) -> None:
+        """Raise RoundFailed for sums of other rows than those of the first query."""
         first = self._first = self._first or sums
-        identity = (sums.clients, sums.rows, sums.missing, sums.wrong)
-        same = identity == (first.clients, first.rows, first.missing, first.wrong) and (
-            np.array_equal(sums.nonzero, first.nonzero)
-            and abs(sums.target - first.target) <= 1e-6 * max(1.0, abs(first.target))
-        )
-        if not same:
+        if not sums.same_rows(first):
             raise RoundFailed(
-                f"query {self._queries} of the regression was answered by {sums.clients} clients and the first by "
+                f"query {self.queries} of the regression was answered by {sums.clients} clients and the first by "
                 f"{first.clients}, or they have other rows now. Coefficients are of the same rows in all steps, so "
                 "there is no result: ask again when all clients are there",
                 check="other-clients",
             )
-        return sums
 
     def _direction(self, sums: Sums) -> Array:
         values, vectors = np.linalg.eigh(sums.information)
@@ -256,9 +276,10 @@ class _Fit:
         names = [name for name, one in zip(self._query.names, chosen, strict=True) if one]
         return [name for name in names if name != "Intercept"] or names
 
-    def _result(self, step: RegressionStep, sums: Sums, first: Sums) -> Regression:
+    def result(self, step: RegressionStep, sums: Sums, nodes: int) -> Regression:
+        """The regression; its coefficients, and the sums there. nodes: how many clients there are."""
         query = self._query
-        back = _unscaled(query, step)
+        back = unscaled(query, step)
         unit, dispersion, likelihood, deviance = 1.0, 1.0, sums.log_likelihood, sums.deviance
         if query.family == "linear":
             unit = query.target_scale
@@ -267,10 +288,30 @@ class _Fit:
             degrees = sums.rows - len(query.columns) - constants
             dispersion, variance = deviance / max(degrees, 1), deviance / sums.rows
             likelihood = -sums.rows / 2 * (math.log(2 * math.pi * variance) + 1) if variance > 0 else math.inf
-        coefficients = back @ np.asarray(step.coefficients) * unit
+        return self.regression(
+            sums,
+            back @ np.asarray(step.coefficients) * unit,
+            back @ np.linalg.inv(sums.information) @ back.T * dispersion,
+            nodes,
+            log_likelihood=likelihood,
+            deviance=deviance,
+            dispersion=dispersion,
+            sites=round(sums.information[0, 0]) if query.sites else 0,
+            events=round(sums.target) if query.family == "cox" else 0,
+        )
+
+    def regression(self, rows: RowSums, coefficients: Array, covariance: Array, nodes: int, **more: Any) -> Regression:
+        """A regression out of what was estimated, in the columns as they are.
+
+        Args:
+            rows: of the regression.
+            coefficients, covariance: without what a linear regression subtracts from its target [p], [p, p].
+            nodes: how many clients there are.
+            more: other fields.
+        """
+        query = self._query
         if query.family == "linear" and query.intercept:
             coefficients[0] += query.target_center
-        covariance = back @ np.linalg.inv(sums.information) @ back.T * dispersion
         named = slice(int(query.hides_intercept), None)
         return Regression(
             family=query.family,
@@ -278,16 +319,12 @@ class _Fit:
             terms=query.names[named],
             coefficients=tuple(coefficients[named].tolist()),
             errors=tuple(np.sqrt(np.diag(covariance))[named].tolist()),
-            rows=first.rows,
-            missing=LEAST_IN_CELL if 0 < first.missing < LEAST_IN_CELL else first.missing,
-            clients=first.clients,
-            nodes=self._nodes,
-            log_likelihood=likelihood,
-            deviance=deviance,
-            dispersion=dispersion,
-            queries=self._queries,
-            sites=round(sums.information[0, 0]) if query.sites else 0,
-            events=round(first.target) if query.family == "cox" else 0,
+            rows=rows.rows,
+            missing=LEAST_IN_CELL if 0 < rows.missing < LEAST_IN_CELL else rows.missing,
+            clients=rows.clients,
+            nodes=nodes,
+            queries=self.queries,
+            **more,
         )
 
 
@@ -314,7 +351,7 @@ def _rounded(
     return tuple(center.tolist()), tuple(scale.tolist())
 
 
-def _unscaled(query: RegressionQuery, step: RegressionStep) -> Array:
+def unscaled(query: RegressionQuery, step: RegressionStep) -> Array:
     """The matrix that makes coefficients of the columns as they are from those of the scaled ones [p, p]."""
     back = np.diag(1 / np.asarray(step.scale))
     if query.intercept:

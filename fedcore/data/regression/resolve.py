@@ -10,7 +10,15 @@ from typing import Final
 import numpy as np
 
 from fedcore.data.regression.formula import Formula, Part
-from fedcore.data.regression.question import FAMILIES, DesignColumn, Factor, Family, RegressionQuery
+from fedcore.data.regression.question import (
+    FAMILIES,
+    SITE_EFFECTS,
+    DesignColumn,
+    Factor,
+    Family,
+    RegressionQuery,
+    SiteEffects,
+)
 from fedcore.data.statistics import Bounds
 from fedcore.data.survival.resolve import event_column, row_groups, survival_times
 from fedcore.data.survival.times import SurvivalTimes
@@ -35,7 +43,7 @@ def regression_query(
     bounds: Bounds | None = None,
     schema: TableSchema | None = None,
     bins: int | None = None,
-    sites: bool = False,
+    sites: str = "",
 ) -> RegressionQuery:
     """The question that a formula stands for; raises ConfigurationError.
 
@@ -45,15 +53,22 @@ def regression_query(
         bounds: of the columns, which say how they are scaled.
         schema: of the app's table; None if the app has none.
         bins: cells of the grid of times of a Cox regression; None for those of `survival_query`.
-        sites: whether each site has an intercept of its own, or a baseline hazard.
+        sites: one of `SITE_EFFECTS`.
     """
     formula = Formula.parse(text)
-    query = _Resolver(formula, bounds, schema).query(_family(family, formula, schema), bins, sites=sites)
+    query = _Resolver(formula, bounds, schema).query(_family(family, formula, schema), bins, _site_effects(sites))
     if bins is not None and (query.survival is None or sites):
         raise ConfigurationError(
             "--bins is the grid of times of a Cox regression without effects of sites; leave it out", check="no-effect"
         )
     return query
+
+
+def _site_effects(text: str) -> SiteEffects:
+    for one in SITE_EFFECTS:
+        if text == one:
+            return one
+    raise ConfigurationError(f"--site-effects is {' or '.join(SITE_EFFECTS[1:])}, not {text!r}", check="site-effects")
 
 
 def _family(family: str, formula: Formula, schema: TableSchema | None) -> Family:
@@ -85,10 +100,10 @@ class _Resolver:
         self._one_of: dict[str, tuple[str, ...]] = {}
         self._levels: dict[str, tuple[float, ...]] = {}
 
-    def query(self, family: Family, bins: int | None, *, sites: bool) -> RegressionQuery:
+    def query(self, family: Family, bins: int | None, sites: SiteEffects) -> RegressionQuery:
         """Args: bins, sites: as in `regression_query`."""
         formula = self._formula
-        survival = self._survival(bins, sites=sites) if formula.time else None
+        survival = self._survival(bins, own=bool(sites)) if formula.time else None
         target, unit, (low, high) = self._target(family)
         reference = formula.intercept
         columns: list[DesignColumn] = []
@@ -113,11 +128,11 @@ class _Resolver:
             sites=sites,
         )
 
-    def _survival(self, bins: int | None, *, sites: bool) -> SurvivalTimes:
-        """Times, events and strata; risk sets of each site need no grid."""
+    def _survival(self, bins: int | None, *, own: bool) -> SurvivalTimes:
+        """Times, events and strata; own: whether sites have their own risk sets, which need no grid."""
         formula, schema = self._formula, self._schema
         groups = row_groups(formula.strata, schema) if formula.strata is not None else (("all", ""),)
-        bounds = (0.0, 1.0) if sites else self._bounds
+        bounds = (0.0, 1.0) if own else self._bounds
         return survival_times(formula.time, formula.target, groups=groups, bins=bins, bounds=bounds, schema=schema)
 
     def _check_product(self, term: tuple[Part, ...]) -> None:

@@ -42,7 +42,7 @@ class StatsOptions:
     correlations: Sequence[str] = ()
     glm: str = ""
     family: str = ""
-    site_effects: bool = False
+    site_effects: str = ""
     survival: str = ""
     bounds: Sequence[str] | Mapping[str, tuple[float, float]] = ()
     bins: int | None = None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fedcore.data.regression.newton import Regression
 from fedcore.data.reports.report import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+ENOUGH_SITES: Final = 10
+"""With fewer sites a variance between them is a rough estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +38,13 @@ class RegressionReport:
         return lines
 
     def _lines(self) -> list[list[str]]:
-        letter = self._letter()
+        letter = self.regression.letter
         lines = [["term", "coef", "std err", letter, f"P>|{letter}|", "[0.025", "0.975]"]]
         for term, estimate, error, statistic, p, low, high in self.rows():
             lines.append(
                 [term, f"{estimate:.6g}", f"{error:.6g}", f"{statistic:.3f}", f"{p:.3f}", f"{low:.6g}", f"{high:.6g}"]
             )
         return lines
-
-    def _letter(self) -> str:
-        return "t" if self.regression.family == "linear" else "z"
 
     def notes(self) -> list[str]:
         """As `ColumnsReport.notes`."""
@@ -58,6 +59,8 @@ class RegressionReport:
                 f"Cox regression: {r.rows} rows of {clients}, {r.events} of them with {r.target} = 1, {at}{left_out}",
                 f"partial log-likelihood {r.log_likelihood:.6g} (Efron); {r.queries} queries",
             ]
+        if r.site_variance is not None:
+            return [f"{r.family} regression of {r.target}: {r.rows} rows of {clients}{left_out}", *self._random_notes()]
         spread += f"; {r.sites} sites have intercepts of their own" if r.sites else ""
         return [
             f"{r.family} regression of {r.target}: {r.rows} rows of {clients}{left_out}",
@@ -65,9 +68,25 @@ class RegressionReport:
             f"{r.degrees} residual degrees of freedom{spread}; {r.queries} queries",
         ]
 
+    def _random_notes(self) -> Iterator[str]:
+        r = self.regression
+        between = r.site_variance or 0.0
+        name, within = (
+            ("REML log-likelihood", f", within {r.dispersion:.6g}") if r.family == "linear" else ("log-likelihood", "")
+        )
+        yield f"{name} {r.log_likelihood:.6g}; {r.queries} queries"
+        yield f"random intercepts of {r.sites} sites: variance between sites {between:.6g}{within}"
+        if not between:
+            yield "the sites differ by no more than chance explains: these are the estimates without effects of sites"
+        if r.sites < ENOUGH_SITES:
+            yield (
+                f"warning: {r.sites} sites tell little of how sites differ, and with fewer than {ENOUGH_SITES} errors "
+                "and p are too small; --site-effects fixed needs no such estimate"
+            )
+
     def csv(self) -> str:
         """As `ColumnsReport.csv`."""
-        headings = ["term", "coefficient", "standard_error", self._letter(), "p", "low", "high"]
+        headings = ["term", "coefficient", "standard_error", self.regression.letter, "p", "low", "high"]
         return csv_text([headings, *self.rows()])
 
     def document(self) -> dict[str, Any]:
@@ -94,6 +113,7 @@ class RegressionReport:
             "scale": r.dispersion,
             "queries": r.queries,
             "sites": r.sites or None,
+            "site_variance": r.site_variance,
             **({"events": r.events, "times": r.times or None} if r.family == "cox" else {}),
         }
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 from fedcore.data.statistics import CONDITION, Column
 from fedcore.data.tables import TableColumn, TableSchema
@@ -56,6 +59,17 @@ def groups_of(schema: TableSchema, name: str) -> tuple[RowGroup, ...]:
     conditions = column_features(schema, column)
     pairs = zip(column.categories, conditions, strict=True)
     return tuple(RowGroup(label=label, condition=condition) for label, condition in pairs)
+
+
+def united(columns: Sequence[Column], overall: Column) -> Column:
+    """A column in the rows of several groups together, `overall` if it is of no more rows: its cells are finer."""
+    cells = np.sum([one.cells for one in columns], axis=0)
+    if round(float(cells.sum())) == round(overall.count):
+        return overall
+    sums = {
+        name: sum(getattr(one, name) for one in columns) for name in ("missing", "below", "above", "first", "second")
+    }
+    return replace(overall, cells=tuple(cells.tolist()), **sums)
 
 
 def target_bounds(schema: TableSchema) -> tuple[float, float]:

@@ -42,6 +42,35 @@ def hidden_numbers(counts: Counts, hidden: Mask | None = None) -> Mask:
             return hidden
 
 
+def hidden_in_groups(counts: Counts, hidden: Mask) -> Mask:
+    """Numbers of a column in groups whose sizes are shown, that are not shown [values, groups].
+
+    Readers who know the sizes find that each small number may be any from 1 to LEAST_IN_CELL - 1, as far as there are
+    others to hide.
+
+    Args:
+        counts: rows of each value; if there are several groups, the first one is the sum of the others.
+        hidden: numbers that are hidden in any case.
+    """
+    hidden = hidden_numbers(counts, hidden)
+    sizes = np.zeros((1, counts.shape[1]), np.bool_)
+    while True:
+        full, mask = (
+            np.column_stack([values[:, 1:] if values.shape[1] > 1 else values, values[:, :1]])
+            for values in (np.vstack([counts, counts.sum(axis=0)]), np.vstack([hidden, sizes]))
+        )
+        cell = _determined(full, mask)
+        candidates = ~hidden & (counts > 0)
+        if cell is None or not candidates.any():
+            return hidden
+        lines = np.zeros(counts.shape, np.bool_)
+        lines[cell[0]] = lines[:, (cell[1] + 1) % counts.shape[1]] = True
+        if (candidates & lines).any():
+            candidates &= lines
+        hidden[np.unravel_index(np.argmin(np.where(candidates, counts, np.inf)), counts.shape)] = True
+        hidden = hidden_numbers(counts, hidden)
+
+
 def with_totals(counts: Counts) -> Counts:
     """A table [rows, columns] with its totals, [rows + 1, columns + 1]."""
     rows = np.vstack([counts, counts.sum(axis=0)])

@@ -27,8 +27,9 @@ from fedcore.data.reports.row_groups import (
     groups_of,
     ones,
     target_bounds,
+    united,
 )
-from fedcore.data.reports.small_numbers import hidden_numbers, small
+from fedcore.data.reports.small_numbers import hidden_in_groups, small
 from fedcore.data.reports.statistics_report import of_clients
 from fedcore.data.statistics import LEAST_IN_CELL, Column, Statistics
 from fedcore.data.tables import TableColumn, TableSchema
@@ -142,12 +143,16 @@ class CategoryRow:
 class TableOne:
     """The whole table.
 
-    rows: of each group, 0 also for fewer than LEAST_IN_CELL. clients: that answered. cohort: clients that were asked.
+    rows: of each group, 0 also for fewer than LEAST_IN_CELL; the first group has the rows of all others.
+    left_out: rows of no group, or of one of too few rows; 1 to 4 of them as 5.
+    clients: that answered.
+    cohort: clients that were asked.
     """
 
     groups: tuple[str, ...]
     rows: tuple[float, ...]
     columns: tuple[NumberRow | CategoryRow, ...]
+    left_out: float
     clients: int
     cohort: int
 
@@ -155,20 +160,27 @@ class TableOne:
     def of(cls, question: TableOneQuestion, statistics: Statistics) -> TableOne:
         """The answer to a question, without noise."""
         groups, columns = question.groups(), statistics.columns
-        sizes = np.array([columns[group.of(TARGET)].count for group in groups])
+
+        def in_groups(name: str) -> list[Column]:
+            """Overall and in each group; a remainder of few rows would follow from an overall that has it."""
+            overall, *parts = (columns[group.of(name)] for group in groups)
+            return [united(parts, overall), *parts] if parts else [overall]
+
+        sizes = np.array([one.count for one in in_groups(TARGET)])
+        left_out = round(columns[TARGET].count - sizes[0])
         rows: list[NumberRow | CategoryRow] = []
         for column in question.visible_columns():
             features = column_features(question.schema, column)
             unit = question.schema.target_unit if column.name == question.schema.target else 1.0
             if column.kind == "number":
-                rows.append(_number(column.name, [columns[group.of(features[0])] for group in groups], sizes, unit))
+                rows.append(_number(column.name, in_groups(features[0]), sizes, unit))
             else:
-                parts = [[columns[group.of(name)] for group in groups] for name in features]
-                rows.append(_category(column, parts, sizes))
+                rows.append(_category(column, [in_groups(name) for name in features], sizes))
         return cls(
             groups=tuple(group.label for group in groups),
             rows=tuple(sizes.tolist()),
             columns=tuple(rows),
+            left_out=LEAST_IN_CELL if 0 < left_out < LEAST_IN_CELL else left_out,
             clients=statistics.clients,
             cohort=statistics.asked,
         )
@@ -188,7 +200,8 @@ class TableOne:
                 "p: Welch's t-test of two groups, analysis of variance of more, chi-squared test of counts; SMD: "
                 "largest standardised difference of two means"
             )
-            notes.append("overall has the rows that are in no group, too")
+            more = f"; {self.left_out:.0f} more are in none, or in one of too few" if self.left_out else ""
+            notes.append(f"overall has the rows of the groups{more}")
         return [
             *notes,
             f"- : not shown, since it is of fewer than {LEAST_IN_CELL} rows, or would tell such a number; quartiles "
@@ -209,6 +222,7 @@ class TableOne:
             for one in self.columns
         }
         head = {"clients": self.clients, "asked": self.cohort, "groups": self.groups, "rows": self.rows}
+        head["left_out"] = self.left_out
         answer: dict[str, Any] = _plain({**head, "columns": columns})
         return answer
 
@@ -315,7 +329,9 @@ def _with_missing(
             for one, size in zip(columns, sizes, strict=True)
         ]
     )
-    return numbers, hidden_numbers(numbers, small(numbers) | empty)
+    if len(empty) > 1:
+        empty[0] = empty.any()  # the sum of the others does not have its values
+    return numbers, hidden_in_groups(numbers, small(numbers) | empty)
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------

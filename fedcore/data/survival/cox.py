@@ -11,15 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcore.data.regression.checks import small_stratum
+from fedcore.data.regression.design import complete_design, complete_rows
 from fedcore.data.regression.newton import Regression, fit
-from fedcore.data.regression.question import (
-    LARGEST,
-    RegressionQuery,
-    RegressionStep,
-    Sums,
-    complete_design,
-    complete_rows,
-)
+from fedcore.data.regression.question import RegressionQuery
+from fedcore.data.regression.step import LARGEST, RegressionStep, Sums
 from fedcore.data.statistics import LEAST_IN_CELL
 from fedcore.data.survival.curves import ask_counts
 from fedcore.data.survival.partial import block_length, block_sums, efron

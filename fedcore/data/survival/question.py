@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcore.data.regression.question import MOST_VALUES, RegressionQuery, complete_rows
+from fedcore.data.regression.design import complete_rows
+from fedcore.data.regression.question import MOST_VALUES, RegressionQuery
 from fedcore.data.survival.times import Array, SurvivalTimes, pieces
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.system.plain_json import NO_OTHER_KEYS

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from fedcore.data.statistics import STEP_KEY
 from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
@@ -177,11 +178,20 @@ def _plan_of(app: FlowerApp) -> StudyPlan | None:
 def check_planned(task: Task, plan: StudyPlan | None, history: ClientHistory) -> str:
     """The name of the question that a query belongs to; "" if it is none, or there is no plan.
 
-    Raises ProtocolViolation for a query that is not in the plan, or was asked as often as the plan says.
+    Raises ProtocolViolation for a query that is not in the plan, or was asked as often as the plan says, and without a
+    plan for one whose sums tell of each client by itself.
     """
-    if plan is None or not task.queries:
+    if not task.queries:
         return ""
     config: dict[str, Any] = {key: value for values in task.configs.values() for key, value in values.items()}
+    if plan is None:
+        if _tells_of_sites(config):
+            raise ProtocolViolation(
+                checks.NOT_PLANNED,
+                "random effects of sites tell the server how many rows each site has, and their means; only a study "
+                "plan of the app agrees to that",
+            )
+        return ""
     questions = list(plan.find(task.message_type, config))
     if not questions:
         raise ProtocolViolation(
@@ -196,6 +206,15 @@ def check_planned(task: Task, plan: StudyPlan | None, history: ClientHistory) ->
         f"the question {questions[0].name!r} was asked as often as the study plan of the installed app says: in "
         f"{questions[0].runs} runs, with {questions[0].queries} queries in each at most",
     )
+
+
+def _tells_of_sites(config: Mapping[str, Any]) -> bool:
+    """Whether a query is a step of random effects (`MixedStep`)."""
+    try:
+        step = json.loads(str(config.get(STEP_KEY, "{}")))
+    except ValueError:
+        return False
+    return isinstance(step, dict) and "spread" in step
 
 
 def _has_room(question: PlannedQuestion, run: str, released: Sequence[AgreedSum]) -> bool:

@@ -19,7 +19,7 @@ from fedcore.data.questions import Question, question_body
 from fedcore.data.regression.question import RegressionQuery
 from fedcore.data.reports.options import QuestionAndReport, StatsOptions, columns_question, words_of
 from fedcore.data.reports.report import ColumnsReport
-from fedcore.data.statistics import BINS, PREFIX, StatisticsQuery
+from fedcore.data.statistics import BINS, PREFIX, STEP_KEY, StatisticsQuery
 from fedcore.data.survival.question import CountStep, SurvivalQuery
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError, UnknownKey
@@ -29,8 +29,6 @@ from fedcore.trees.limits import FINE_BINS, MESSAGE_TYPE, TEST_TYPE
 STATISTICS_TYPE: Final = "query.statistics"
 STEP_TYPE: Final = "query.regression"
 """Of regressions, and of all else that is asked in steps."""
-STEP: Final = f"{PREFIX}regression"
-"""The key of a step in a message."""
 _PARTS: Final = 10
 """Queries for each step of a Cox regression, which may be more than a plan allows for if times and terms are many."""
 _REPEATS: Final = 10
@@ -38,8 +36,8 @@ _REPEATS: Final = 10
 _FLAGS: Final = ("columns", "table-one", "trees")
 _TEXTS: Final = ("by", "crosstab", "correlations", "glm", "survival")
 _KINDS: Final = (*_FLAGS, *_TEXTS)
-_KEYS: Final = ("name", *_KINDS, "family", "groups", "queries", "runs")
-_OWNERS: Final = {"queries": "trees", "family": "glm", "groups": "survival"}
+_KEYS: Final = ("name", *_KINDS, "family", "site-effects", "groups", "queries", "runs")
+_OWNERS: Final = {"queries": "trees", "family": "glm", "site-effects": "glm", "groups": "survival"}
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
 
@@ -139,7 +137,9 @@ def _planned(table: Mapping[str, Any], app: FlowerApp, path: Path) -> PlannedQue
         question, report = _question(kind, value, table, app)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}", check=error.check) from None
-    more = table.get("groups", question.family if isinstance(question, RegressionQuery) else "")
+    more = table.get("groups", "")
+    if isinstance(question, RegressionQuery):
+        more = f"{question.family}{_SITES[question.sites]}"
     return PlannedQuestion(
         name=name,
         text=_WORDS[kind] if kind in _FLAGS else f"{_WORDS[kind]} {value}{f' ({more})' if more else ''}",
@@ -163,10 +163,21 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
+_SITES: Final[Mapping[str, str]] = {
+    "": "",
+    "fixed": ", an intercept of each site",
+    "random": ", random intercepts of sites, which tell the server how many rows each site has, and their means",
+}
+
+
 def _question(kind: str, value: Any, table: Mapping[str, Any], app: FlowerApp) -> QuestionAndReport:
     """As `fedcore stats` asks it with the same options."""
     schema = TableSchema.load(app.folder / app.schema) if app.schema else None
-    options = StatsOptions(family=str(table.get("family", "")), by=str(table.get("groups", "")))
+    options = StatsOptions(
+        family=str(table.get("family", "")),
+        site_effects=str(table.get("site-effects", "")),
+        by=str(table.get("groups", "")),
+    )
     if kind == "trees":
         options = replace(options, bins=FINE_BINS)
     elif kind in ("crosstab", "correlations"):
@@ -202,7 +213,7 @@ def _is_step(config: Mapping[str, Any], question: Question) -> bool:
     """Whether a message asks for a step of this question, which holds it, or for the counts of its times."""
     body = question_body(question)["times"] if isinstance(question, SurvivalQuery) else question_body(question)
     try:
-        step = json.loads(str(config.get(STEP, "")))
+        step = json.loads(str(config.get(STEP_KEY, "")))
         step = step.get("step", step)  # sums over risk sets are of a step, and counts of times of a design or alone
         design = step.get("design")
         if design and design["survival"] != step["times"]:

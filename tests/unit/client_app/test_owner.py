@@ -25,6 +25,9 @@ from client_app.exchange.withdrawal import withdrawal_for
 from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE, RefusedEntry, TaskEntry, read_entries
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
+from fedcore.data.regression.mixed import MixedStep
+from fedcore.data.regression.question import DesignColumn, Factor, RegressionQuery
+from fedcore.data.regression.step import RegressionStep
 from fedcore.data.reports.statistics_report import StatisticsReport
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import ProtocolViolation
@@ -35,6 +38,7 @@ from fedcore.federation.admission.releases import MOST_SCALES, agree, smallest_g
 from fedcore.federation.admission.tasks import check_frequency, check_task
 from fedcore.federation.transcript import Chain, keys_of
 from fedcore.flower.columns.plan import PlannedQuestion, StudyPlan
+from fedcore.flower.regression import step_config
 from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings
@@ -483,6 +487,20 @@ class TestReleases:
             check_planned(make(message_type="query.third"), plan, ledger)
         assert check_planned(make(message_type="train"), plan, ledger) == ""
         assert Counter(one.question for one in ledger.released("query", "")) == {"first": 3, "other": 3}
+
+    def test_what_tells_of_each_site_needs_a_plan(self, make: Make, ledger: Ledger) -> None:
+        one = DesignColumn(name="age", factors=(Factor(column="age"),))
+        query = RegressionQuery(family="linear", target="y", target_name="y", columns=(one,), sites="random")
+        step = RegressionStep(query=query, center=(0.0, 0.0), scale=(1.0, 1.0), coefficients=(0.0, 0.0))
+        for plain, allowed in ((step, True), (MixedStep(step=step, spread=1.0), False)):
+            task = make(message_type="query.regression", configs={"regression": dict(step_config(plain))})
+            if allowed:
+                assert check_planned(task, None, ledger) == ""
+            else:
+                with raises(ProtocolViolation, check="not-planned"):
+                    check_planned(task, None, ledger)
+            planned = StudyPlan((self.question("regression"),))
+            assert check_planned(task, planned, ledger) == "regression"
 
     @staticmethod
     def question(name: str, *, queries: int = 9, runs: int = 1) -> PlannedQuestion:

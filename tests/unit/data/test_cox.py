@@ -126,7 +126,7 @@ def test_whole_days_with_enough_events_give_that_of_all_rows() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_other_times_give_that_of_rows_at_the_joined_times(whole: bool) -> None:
-    parts = sites(600, whole=whole)
+    parts = sites(600 if whole else 300, whole=whole)
     found = regress(parts)
     assert_equal(found, at_joined_times(parts))
     rows = pool(parts)
@@ -168,7 +168,7 @@ def test_a_wide_grid_and_far_bounds_do_not_matter() -> None:
 @pytest.mark.parametrize(("family", "target"), [("linear", "dose"), ("logistic", "died"), ("poisson", "stays")])
 def test_an_intercept_of_each_site_is_that_of_indicators_of_sites(family: str, target: str) -> None:
     parts = sites()
-    found = regress(parts, f"{target} ~ age + C(sex, [0, 1])", family, sites=True)
+    found = regress(parts, f"{target} ~ age + C(sex, [0, 1])", family, sites="fixed")
     rows = pool(parts)
     columns = [rows["age"], rows["sex"], *(rows["site"] == at for at in range(3))]
     x = np.stack(columns, axis=1).astype(float)
@@ -188,7 +188,7 @@ def test_an_intercept_of_each_site_is_that_of_indicators_of_sites(family: str, t
 def test_a_site_without_an_event_adds_nothing_to_coefficients() -> None:
     parts = sites()
     parts[0]["died"][:] = 0.0
-    found = regress(parts, "died ~ age", "logistic", sites=True)
+    found = regress(parts, "died ~ age", "logistic", sites="fixed")
     rows = pool(parts[1:])
     x = np.stack([rows["age"], rows["site"] == 1, rows["site"] == 2], axis=1).astype(float)
     model = sm.GLM(rows["died"], x, family=sm.families.Binomial()).fit(tol=1e-13)
@@ -198,8 +198,11 @@ def test_a_site_without_an_event_adds_nothing_to_coefficients() -> None:
 
 @pytest.mark.parametrize("strata", ["", " + strata(ward, [0, 1, 2])"])
 def test_a_hazard_of_each_site_is_exact_at_all_times(strata: str) -> None:
-    parts = sites(450, whole=False)
-    found, rows = regress(parts, FORMULA + strata, sites=True, bounds={"age": (0, 120), "dose": (0, 10)}), pool(parts)
+    parts = sites(180, whole=False)
+    found, rows = (
+        regress(parts, FORMULA + strata, sites="fixed", bounds={"age": (0, 120), "dose": (0, 10)}),
+        pool(parts),
+    )
     model = pooled(rows, rows["days"], rows["died"], rows["site"] + 10 * rows["ward"] * bool(strata))
     assert_equal(found, model)
     assert found.log_likelihood == pytest.approx(model.llf, rel=1e-8)
@@ -211,7 +214,7 @@ def test_a_column_that_differs_between_sites_alone() -> None:
     for at, part in enumerate(parts):
         part["dose"] = np.full(len(part["dose"]), float(at))
     with raises(ConfigurationError, check="constant-within-sites", match="dose"):
-        regress(parts, "died ~ age + dose", "logistic", sites=True)
+        regress(parts, "died ~ age + dose", "logistic", sites="fixed")
 
 
 # --- what cannot be estimated ---------------------------------------------------------------------------------------
@@ -287,7 +290,7 @@ def test_other_clients_in_a_later_step_end_it() -> None:
         ("died ~ age", {"family": "cox"}, "family"),
         ("Surv(stay, died) ~ age", {}, "no-bounds"),
         ("died ~ age", {"family": "logistic", "bins": 9}, "no-effect"),
-        ("Surv(days, died) ~ age", {"sites": True, "bins": 9}, "no-effect"),
+        ("Surv(days, died) ~ age", {"sites": "fixed", "bins": 9}, "no-effect"),
     ],
 )
 def test_what_cannot_be_asked(formula: str, options: dict[str, Any], check: str) -> None:

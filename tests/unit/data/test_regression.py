@@ -14,8 +14,9 @@ from support.raising import raises
 
 from fedcore.data.questions import question_from_plain, question_to_plain
 from fedcore.data.regression.newton import Regression, fit
-from fedcore.data.regression.question import MOST_VALUES, RegressionQuery, RegressionStep, Sums
+from fedcore.data.regression.question import MOST_VALUES, RegressionQuery
 from fedcore.data.regression.resolve import regression_query
+from fedcore.data.regression.step import RegressionStep, Sums
 from fedcore.data.reports.regression_report import RegressionReport
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import AppError, ConfigurationError, RoundFailed

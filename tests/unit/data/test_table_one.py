@@ -68,7 +68,9 @@ def table(frame: pd.DataFrame, by: str, sites: int = 3) -> TableOne:
 def test_numbers_and_tests_are_those_of_all_rows(by: str, column: str) -> None:
     frame = people(400)
     made = table(frame, by)
-    groups = [frame, *(group for _, group in frame.groupby(column))]
+    inside = frame[frame[column].notna()]
+    groups = [inside, *(group for _, group in frame.groupby(column))]
+    assert made.left_out == len(frame) - len(inside)
     assert made.rows == tuple(map(len, groups))
     rows = {row.name: row for row in made.columns}
     assert by not in rows
@@ -88,7 +90,7 @@ def test_numbers_and_tests_are_those_of_all_rows(by: str, column: str) -> None:
         assert isinstance(row, CategoryRow)
         expected = pd.crosstab(frame[name], frame[column])
         assert np.array(row.counts)[:, 1:].tolist() == expected.to_numpy().tolist()
-        assert np.array(row.counts)[:, 0].tolist() == frame[name].value_counts().sort_index().tolist()
+        assert np.array(row.counts)[:, 0].tolist() == inside[name].value_counts().sort_index().tolist()
         assert row.p == pytest.approx(stats.chi2_contingency(expected, correction=False).pvalue)
 
 
@@ -109,6 +111,24 @@ def test_no_number_of_few_rows_is_shown_or_follows(rows: list[tuple[str, int]]) 
             hidden = np.isnan(shown[:, group + 1])
             assert hidden.sum() >= 2 or (truth[~hidden, group] == 0).all()
             assert math.isnan(made.p)
+
+
+@given(st.data())
+def test_overall_less_the_groups_tells_nothing(data: st.DataObject) -> None:
+    """Neither rows without a group nor groups of few rows are in it, and each small number may be one of several."""
+    rows = data.draw(st.integers(20, 60))
+    frame = people(rows, seed=data.draw(st.integers(0, 999)))
+    frame["smoker"] = 0.0
+    frame.loc[frame.index[: data.draw(st.integers(0, 9))], "smoker"] = 1.0
+    frame.loc[frame.index[rows - data.draw(st.integers(0, 7)) :], "smoker"] = np.nan
+    made = table(frame, "smoker")
+    assert made.rows[0] == sum(made.rows[1:])
+    for row in made.columns:
+        if isinstance(row, CategoryRow):
+            numbers = np.array([*row.counts, row.missing])
+            visible = ~np.isnan(numbers).any(axis=1)
+            assert (numbers[visible, 0] == numbers[visible, 1:].sum(axis=1)).all()
+            assert (np.isnan(numbers).sum(axis=1) != 1).all()
 
 
 def test_without_groups_it_is_of_all_rows() -> None:

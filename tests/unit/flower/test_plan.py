@@ -12,8 +12,9 @@ import pytest
 from fedcore.data.correlation.question import CorrelationQuery
 from fedcore.data.correlation.resolve import correlation_query
 from fedcore.data.regression.newton import MOST_QUERIES
-from fedcore.data.regression.question import RegressionQuery, RegressionStep
+from fedcore.data.regression.question import RegressionQuery
 from fedcore.data.regression.resolve import regression_query
+from fedcore.data.regression.step import RegressionStep
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.survival.cox import CoxStep
 from fedcore.data.survival.question import CountStep, SurvivalQuery
