@@ -21,6 +21,7 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.records.aggregated_rounds import AggregatedRounds
 from fedcore.codec import AnyEncoding, Encoding, encode, encode_nothing
 from fedcore.errors import AppError
+from fedcore.federation.admission.privacy import row_noise
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire.tasks import Task
@@ -73,9 +74,16 @@ class LocalUpdate:
         self._aggregated.add(self._trained_for)
 
     async def vector(self, encoding: AnyEncoding, model: ModelState | None) -> Vector:
-        """The encoded update, ready to be masked; a vector that adds nothing to the sum if there is none."""
+        """The encoded update, ready to be masked; a vector that adds nothing to the sum if there is none.
+
+        If the message states noise for rows, either has this client's share of it.
+        """
+        noise = row_noise(self.task)
         try:
-            encoded = await self._encode(encoding, model, await self._answer(model))
+            local = await self._answer(model)
+            if noise is not None:
+                local = local.model_copy(update={"metrics": noise.added_to(local.metrics, self.client.randomness)})
+            encoded = await self._encode(encoding, model, local)
             self.contributes = True
             return encoded
         except Exception as error:
@@ -83,6 +91,9 @@ class LocalUpdate:
             if tells_failures(self.task, self.client.kit.policy):
                 raise
             show_nothing(self.client.output, error)
+        if noise is not None:
+            alone = LocalAnswer(examples=1, metrics=noise.alone(self.client.randomness), trained=False)
+            return await self._encode(encoding, model, alone)
         # By the same encoder, so that masking it takes as long as an update's masking does.
         return (await in_thread(self.encoder.encode, partial(encode_nothing, encoding), encoding.words)).words
 

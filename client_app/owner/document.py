@@ -225,6 +225,7 @@ _WORDS = {
     "first-models": "what a run may begin with: the app's own model, models by their SHA-256, or any",
     "max-releases": "most sums of one model and purpose",
     "max-queries": "most sums of statistics, all runs together",
+    "max-row-epsilon": "epsilon of one row, all sums together, at most (0 for no demand)",
     "max-tree-depth": "largest depth of boosted trees",
     "min-rows-in-node": "fewest rows of all clients in a node of boosted trees, by the settings of the run",
     "max-seconds": "longest local work, in seconds",

@@ -246,7 +246,8 @@ def _refusals(status: Status) -> StatusSection:
 
 def _budget(status: Status) -> StatusSection:
     spending = status.spending
-    text = (f"All runs together: {spending}; {spending.limit}.", f"{spending.promise}.")
+    rows = () if spending.rows is None else (f"Of each row: {spending.rows}.",)
+    text = (f"All runs together: {spending}; {spending.limit}.", *rows, f"{spending.promise}.")
     return StatusSection(name="epsilon", title="Privacy budget", text=text, bad=spending.left == 0)
 
 

@@ -201,6 +201,8 @@ def print_audit(content: Audit, console: Console) -> None:
         console.print(_plan(content.plan))
     spending = content.spending
     console.print(f"spent: {spending}; {spending.limit}")
+    if spending.rows is not None:
+        console.print(f"spent of each row: {spending.rows}")
     console.print(spending.promise)
 
 

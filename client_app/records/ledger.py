@@ -106,10 +106,14 @@ class Ledger:
         """The noised sums that this client's update went to, without those that were refunded."""
         return tuple(self._attempts.values())
 
-    def spent(self, *, without: Collection[NoisedSum] = ()) -> Accountant:
-        """What all these sums may reveal about this client."""
+    def spent(self, *, without: Collection[NoisedSum] = (), rows: bool = False) -> Accountant:
+        """What all these sums may reveal about this client; with `rows` about a row, noise for rows alone included."""
         left_out = {(attempt.run, attempt.exchange) for attempt in without}
-        releases = Counter(attempt.release for key, attempt in self._attempts.items() if key not in left_out)
+        releases = Counter(
+            attempt.release
+            for key, attempt in self._attempts.items()
+            if key not in left_out and (rows or not attempt.rows)
+        )
         accountant = Accountant()
         for release, times in releases.items():
             accountant.add(release, times)

@@ -55,6 +55,7 @@ _TYPES: Final[Mapping[str, type]] = {
     "allow-x25519": bool,
     "max-epsilon": float,
     "delta": float,
+    "max-row-epsilon": float,
     "report-failures": bool,
     "pad-seconds": float,
     "allow-config": dict,
@@ -102,7 +103,9 @@ class Policy:
         would open to a later quantum computer.
     max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
         0 if its owner does not insist on differential privacy.
-    delta: the delta at which that epsilon is counted.
+    delta: the delta at which epsilon is counted.
+    max_row_epsilon: how much all sums with this client in them may reveal about one row of it together, in all runs; 0
+        if its owner does not insist on it. Sums whose noise protects rows alone count here, and not for `max_epsilon`.
     report_failures: whether the server learns that the local work failed, and why. If not, a failure becomes a masked
         zero, and the server learns how many there were in a sum, never whose.
     pad_seconds: uploads begin at whole multiples of this time after the task came; 0 for as soon as they can.
@@ -132,6 +135,7 @@ class Policy:
     allow_x25519: bool = False
     max_epsilon: float = 0.0
     delta: float = 1e-5
+    max_row_epsilon: float = 0.0
     report_failures: bool = False
     pad_seconds: float = 0.0
     allow_config: Mapping[str, ConfigRule] = field(default_factory=lambda: _ROUNDS_ONLY)
@@ -158,12 +162,14 @@ class Policy:
             raise KitError("min-corrupt must be at least 0 and less than a third")
         if self.app_sha256 is not None and not _SHA256.fullmatch(self.app_sha256):
             raise KitError("app-sha256 must be 64 lower-case hexadecimal digits, or empty")
-        if not 0 <= self.max_epsilon < math.inf:
-            raise KitError("max-epsilon must be a number that is not negative; 0 does not ask for differential privacy")
+        for key, most in (("max-epsilon", self.max_epsilon), ("max-row-epsilon", self.max_row_epsilon)):
+            if not 0 <= most < math.inf:
+                raise KitError(f"{key} must be a number that is not negative; 0 does not ask for differential privacy")
         if not 0 < self.delta < 1:
             raise KitError("delta must be greater than 0 and less than 1")
-        if self.max_epsilon and self.allow_plain:
-            raise KitError("allow-plain and max-epsilon contradict each other: a readable update has no noise")
+        if (self.max_epsilon or self.max_row_epsilon) and self.allow_plain:
+            key = "max-epsilon" if self.max_epsilon else "max-row-epsilon"
+            raise KitError(f"allow-plain and {key} contradict each other: a readable update has no noise")
         self._check_bounds()
         _check_first_models(self.first_models)
         rules = {key: _config_rule(key, rule) for key, rule in self.allow_config.items()}

@@ -79,6 +79,7 @@ def run_started(start: ServerAppStart, *, backend: ExchangeBackend, **options: A
         buffered=start.buffered,
         compressed=start.compressed,
         groups=Groups(start.groups, start.least_groups) if start.groups > 1 else None,
+        noise_shares=start.noise_shares(options.get("most_nodes", lambda: None)),
         **options,
     )
 
@@ -105,6 +106,7 @@ def run_server_app(
     groups: Groups | None = None,
     on_loaded: Callable[[], None] | None = None,
     means: MeanRecorder | None = None,
+    noise_shares: Callable[[int], int] = lambda n: 0,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -123,6 +125,7 @@ def run_server_app(
         groups: those into which its trainings are cut.
         on_loaded: called when the app is imported, and nothing has run yet.
         means: takes the means of the trainings.
+        noise_shares: of how many of these clients the noise shares are in any sum of so many.
     """
     run_id = _begin(run)
     grid: ExchangeGrid = (
@@ -136,6 +139,7 @@ def run_server_app(
             buffered=buffered,
             groups=groups,
             means=means,
+            noise_shares=noise_shares,
         )
         if aggregation == "secure"
         else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes, means=means)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
+from fedcore.run.quorum import noise_shares
 from fedcore.run.settings import JobSettings
 from fedcore.wire.base import Message, Name, Scalar
 
@@ -25,6 +27,8 @@ class ServerAppStart(Message):
         Whether updates lose a part, evenly.
     members
         How many the federation has.
+    quorum, max_corrupt, max_dropout
+        As in `JobSettings`.
     """
 
     app: str
@@ -37,6 +41,9 @@ class ServerAppStart(Message):
     noised: bool = False
     compressed: bool = False
     members: int | None = None
+    quorum: int = 0
+    max_corrupt: float = 0.05
+    max_dropout: float = 0.1
 
     @classmethod
     def of(cls, settings: JobSettings, **others: Any) -> Self:
@@ -52,5 +59,15 @@ class ServerAppStart(Message):
             "buffered": settings.buffered,
             "noised": settings.private,
             "compressed": settings.compresses,
+            "quorum": settings.quorum,
+            "max_corrupt": settings.max_corrupt,
+            "max_dropout": settings.max_dropout,
         }
         return cls(**{**derived, **others})
+
+    def noise_shares(self, members: Callable[[], int | None]) -> Callable[[int], int]:
+        """For `run_server_app`; `members` says how many the federation has."""
+        settings = JobSettings(
+            aggregation=self.aggregation, quorum=self.quorum, max_corrupt=self.max_corrupt, max_dropout=self.max_dropout
+        )
+        return lambda n: noise_shares(settings, n, members())

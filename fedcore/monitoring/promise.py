@@ -28,6 +28,19 @@ def masks_and_noise(epsilon: float, delta: float) -> str:
     return f"{_UPDATES}, and noise bounds what these reveal about a site and each of its records: {bound}"
 
 
+def masks_and_row_noise(epsilon: float, delta: float) -> str:
+    """Of sums with noise that protects rows, all together.
+
+    Args:
+        epsilon: what they may reveal about one row.
+        delta: at which that is stated.
+    """
+    return (
+        f"{_UPDATES}, and noise bounds what these reveal about each row of a site, epsilon {epsilon:.4g} at delta "
+        f"{delta:g}; it does not hide what many rows of a site have in common"
+    )
+
+
 def promise_of(privacy: PrivacyTerms | None) -> str:
     """Of a secure run.
 

@@ -70,3 +70,14 @@ def noise_clients(n: int, quorum: int, protection: Protection) -> int:
     """
     withstood = 2 * protection.threshold - n - 1 if protection.degree == n - 1 else protection.corrupt
     return quorum - max(withstood, protection.corrupt)
+
+
+def noise_shares(settings: JobSettings, n: int, members: int | None = None) -> int:
+    """How many of the shares that `n` out of `members` clients add to a query any sum of these clients is sure to hold.
+
+    At least 1: then each adds all of the noise. So it is without masks, too.
+    """
+    protection = protection_for(settings, n, members=members)
+    if protection is None:
+        return 1
+    return max(1, noise_clients(n, quorum_for(settings, n, members=members), protection))

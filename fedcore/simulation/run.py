@@ -28,6 +28,7 @@ from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.run.engine.state import RunState
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
+from fedcore.run.quorum import noise_shares
 from fedcore.run.requirements import (
     check_cohort_request,
     check_needs,
@@ -300,6 +301,7 @@ class Simulation:
                     groups=Groups.of(self.settings),
                     on_loaded=self.on_loaded,
                     means=self.means,
+                    noise_shares=lambda n: noise_shares(self.settings, n, self.clients),
                 )
             self._models.warn_unjudged()
             self._emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
+from fedcore.federation.admission.privacy import row_noise
 from fedcore.federation.admission.refusals import refused_by_all
 from fedcore.federation.admission.simulated import AdmittedExchange, SimulatedOwners
 from fedcore.flower.apps.result_cache import AppResults
@@ -35,7 +37,7 @@ from fedcore.simulation.owners import FEDERATION, RUN, client_name
 from fedcore.simulation.sessions.processes import ProcessSessions, SessionProcesses
 from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions, is_large, threads_for
 from fedcore.simulation.workers.executor import ClientExecutor
-from fedcore.simulation.workers.local_failures import LocalFailures
+from fedcore.simulation.workers.local_failures import NOTHING, LocalFailures
 from fedcore.state import ModelState
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeFailed, Warned
@@ -173,7 +175,7 @@ class SecureAggregator:
         try:
             with stage or nullcontext():
                 starts = work.pool.starts(task) if work.pool is not None else None
-                updates = partial(work.run, self.executor, task, request.model)
+                updates = partial(self._noised, work, task, request.model)
                 total = round_.collect(encoding, request.model, updates, starts)
                 survivors = round_.server.survivors().survivors
                 round_.sign()
@@ -206,6 +208,19 @@ class SecureAggregator:
         )
         total_ = AggregateResult.of(decoded, None, "")
         return ExchangeOutcome(survivors=survivors, unmasked=True, usage=usage, total=total_), decoded
+
+    def _noised(
+        self, work: ExchangeWork, task: Task, model: ModelState | None, clients: Sequence[int]
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """What clients' apps give, with each client's share of the noise for rows that the message states."""
+        noise = row_noise(task)
+        for client, result in work.run(self.executor, task, model, clients):
+            if noise is None:
+                yield client, result
+            elif result is NOTHING:
+                yield client, LocalResult(examples=1, metrics=noise.alone(os.urandom))
+            else:
+                yield client, replace(result, metrics=noise.added_to(result.metrics, os.urandom))
 
     def close(self, task: Task, end: ExchangeOutcome) -> bool:
         """An attempt has ended; returns whether it evaluated the best model so far."""

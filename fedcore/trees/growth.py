@@ -22,6 +22,7 @@ class TreeGrowth:
     settings, cuts, scale: of the run.
     root: sums (gradient, hessian) over all rows, int64 [2].
     features: that the tree may split by, rising; the histograms are of their bins alone. None for all.
+    siblings: whether to ask for both of two siblings. Sums with noise are no more exact as a difference.
     """
 
     settings: BoostingSettings
@@ -29,6 +30,7 @@ class TreeGrowth:
     scale: Scale
     root: NDArray[np.int64]
     features: NDArray[np.int64] | None = None
+    siblings: bool = False
     tree: RegressionTree = field(init=False)
     _depth: int = field(default=0, init=False)
     _level: list[int] = field(default_factory=lambda: [0], init=False)
@@ -46,8 +48,11 @@ class TreeGrowth:
 
     @property
     def questions(self) -> list[int]:
-        """Nodes whose histograms are needed next, of siblings the lighter one alone; [] if the tree is complete."""
-        if self._depth == 0:
+        """Nodes whose histograms are needed next; [] if the tree is complete.
+
+        Of siblings it is the lighter one alone, unless both are to be asked for.
+        """
+        if self._depth == 0 or self.siblings:
             return list(self._level)
         return [min(pair, key=lambda node: int(self._sums[node][1])) for pair in self._pairs()]
 
@@ -61,7 +66,7 @@ class TreeGrowth:
         if histograms.shape != (len(questions), 2, self._own.bins):
             raise UsageError(f"histograms of shape {list(histograms.shape)} answer {len(questions)} questions")
         complete = dict(zip(questions, histograms, strict=True))
-        for node in questions[:] if self._depth else []:
+        for node in questions if self._depth and not self.siblings else []:
             sibling = node + 1 if node % 2 else node - 1
             complete[sibling] = self._parents[(node - 1) // 2] - complete[node]
         level, self._level = self._level, []

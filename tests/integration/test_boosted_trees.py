@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -52,3 +53,27 @@ def test_a_run_ends_with_the_trees_of_the_pooled_rows(tmp_path: Path) -> None:
     pooled = xgboost.train(settings, xgboost.QuantileDMatrix(bins, rows.train.y, max_bin=256), ours.rounds)
     theirs = booster.predict(xgboost.DMatrix(rows.train.x, feature_names=list(COLUMNS)))
     assert theirs == pytest.approx(pooled.predict(xgboost.DMatrix(bins)), abs=1e-6)
+
+
+def test_noise_for_rows_is_counted_at_each_site_and_ends_with_its_budget(tmp_path: Path) -> None:
+    """A first run within the owners' limit of a row, and a second one beyond it."""
+    policy = replace(Policy.own(SITES, allow_plain=False), max_row_epsilon=9.0, delta=1e-6)
+    config = "num-server-rounds=2 max-depth=2 bins=8 min-child-weight=5.0 epsilon=8.0"
+    with Deployment.open(tmp_path / "sites", clients=SITES, policy=policy) as deployment:
+        deployment.app = APP
+        deployment.start()
+        out = tmp_path / "model.safetensors"
+        run = "run", APP, "--operator", deployment.federation.operator, "--out", out, "--run-config"
+        without = forked(*run, "num-server-rounds=1")
+        done = forked(*run, config)
+        beyond = forked(*run, config, "--force")
+        name = next(iter(deployment.federation.client_names()))
+        audited = json.loads(forked("client", "audit", "--kit", deployment.kit(name), "--json").stdout)
+    assert done.returncode == 0, done.stderr
+    assert "privacy-required" in without.stderr
+    assert "privacy-budget" in beyond.stderr
+    rows = audited["spending"]["rows"]
+    assert 7.5 < rows["epsilon"] <= 9.0 == rows["allowed"]
+    assert audited["spending"]["epsilon"] is None
+    state = ModelState.open(out)
+    assert Ensemble.from_arrays({name: state[name] for name in state}).rounds == 2

@@ -141,7 +141,11 @@ def _check_model(model: str, template: str, private: bool) -> None:
     if model == "network" and private:
         raise ConfigurationError("--model network does not go with --private: each weight gets noise, so it is linear")
     if model == "trees" and private:
-        raise ConfigurationError("--model trees does not go with --private: their sums get no noise", check="model")
+        raise ConfigurationError(
+            "--model trees does not go with --private, which protects whole sites; epsilon in the pyproject.toml of "
+            "its app protects each row",
+            check="model",
+        )
 
 
 def _from_script(folder: Path, script: Path, private: bool) -> dict[str, Any]:

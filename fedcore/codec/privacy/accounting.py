@@ -164,6 +164,13 @@ class Accountant:
         self._mu_squared += times * release.mu_squared
         self._distance += times * release.distance
 
+    def together(self, other: Accountant) -> Accountant:
+        """All releases of both."""
+        both = Accountant()
+        both._mu_squared = self._mu_squared + other._mu_squared
+        both._distance = self._distance + other._distance
+        return both
+
     def epsilon(self, delta: float, *, further: Release | None = None, times: int = 1) -> float:
         """Epsilon at `delta`, also with `further` counted `times` times; 0 if nothing was released."""
         if further is not None:

@@ -134,8 +134,8 @@ class ClientHistory(Protocol):
         """The noised sums that this client's update went to, without those that are returned."""
         ...
 
-    def spent(self, *, without: Collection[NoisedSum] = ()) -> Accountant:
-        """What all these sums may reveal about this client."""
+    def spent(self, *, without: Collection[NoisedSum] = (), rows: bool = False) -> Accountant:
+        """What all these sums may reveal about this client; with `rows` about a row, noise for rows alone included."""
         ...
 
     def spend(self, attempt: NoisedSum) -> None:

@@ -12,7 +12,8 @@ from typing import Final
 
 from fedcore.codec import AnyEncoding, private_encoding, release_of
 from fedcore.codec.privacy import Accountant, Release
-from fedcore.errors import ConfigurationError, ProtocolViolation
+from fedcore.codec.privacy.query_noise import QueryNoise
+from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
 from fedcore.federation.admission.owner import ClientHistory
@@ -63,11 +64,23 @@ class PrivacySpending:
 
     def spend(self) -> None:
         """The update is about to leave."""
+        if (noised := self.noised) is not None:
+            self.history.spend(noised)
+
+    @property
+    def noised(self) -> NoisedSum | None:
+        """The sum with its noise, for the client or for rows alone; None if it has none."""
         if (release := release_of(self.encoding)) is not None:
-            self.history.spend(NoisedSum.of(self.task, release))
+            return NoisedSum.of(self.task, release)
+        noise = row_noise(self.task)
+        return None if noise is None else NoisedSum.of(self.task, noise.release, rows=True)
 
     def _check(self, without: Collection[NoisedSum]) -> None:
-        check_privacy(self.task, self.encoding, self.settings, self.policy, self.history.spent(without=without))
+        if row_noise(self.task) is None:
+            spent = self.history.spent(without=without)
+            check_privacy(self.task, self.encoding, self.settings, self.policy, spent)
+        if self.policy.max_row_epsilon or self.noised is not None:
+            check_rows(self.task, self.encoding, self.policy, self.history.spent(without=without, rows=True))
 
     def _is_earlier(self, attempt: NoisedSum) -> bool:
         return attempt.run == self.task.run and attempt.exchange < self.task.exchange
@@ -76,6 +89,53 @@ class PrivacySpending:
         for attempt in self.history.attempts:
             if never_unmasked(attempt, self.chain, present=present if self._is_earlier(attempt) else ()):
                 self.history.refund(attempt)
+
+
+def row_noise(task: Task) -> QueryNoise | None:
+    """The noise for rows that the message of a query states; raises ProtocolViolation for what is none."""
+    try:
+        return QueryNoise.stated(task.configs) if task.queries else None
+    except EncodingError as error:
+        raise ProtocolViolation(checks.ENCODING_OFF_SETTINGS, str(error)) from None
+
+
+def check_rows(task: Task, encoding: AnyEncoding, policy: Policy, spent: Accountant) -> None:
+    """Refuse an exchange that reveals more about a row than its owner allows; raises ProtocolViolation.
+
+    Noise that protects the client protects each of its rows. Noise for rows alone needs `max_row_epsilon` if the owner
+    insists on noise for the client.
+    """
+    noise = row_noise(task)
+    release = noise.release if noise is not None else release_of(encoding)
+    if release is None:
+        raise ProtocolViolation(
+            checks.PRIVACY_REQUIRED,
+            f"the sum has no noise, the policy allows epsilon {policy.max_row_epsilon:g} for a row at most",
+        )
+    if noise is not None:
+        if policy.max_epsilon and not policy.max_row_epsilon:
+            raise ProtocolViolation(
+                checks.PRIVACY_REQUIRED,
+                "the noise of the sum protects rows, the policy demands noise for the whole client (max-epsilon), and "
+                "has no max-row-epsilon",
+            )
+        _check_row_shares(task, release)
+    if policy.max_row_epsilon:
+        _check_spending(release, spent, policy.max_row_epsilon, policy.delta)
+
+
+def _check_row_shares(task: Task, release: Release) -> None:
+    """The noise counts on no more clients than a sum is sure to have; one share is the client's own."""
+    if task.protection is None:
+        raise ProtocolViolation(Check.BAD_PARAMETERS, "noise for rows needs a secure task")
+    sure = max(1, noise_clients(len(task.cohort), task.quorum, task.protection))
+    if release.shares > sure:
+        raise ProtocolViolation(
+            checks.NOISE_SHARES,
+            f"the noise is shared out among {release.shares} clients, a sum is sure to hold those of {sure} only",
+            asked=release.shares,
+            allowed=sure,
+        )
 
 
 def check_privacy(task: Task, encoding: AnyEncoding, settings: JobSettings, policy: Policy, spent: Accountant) -> None:
@@ -92,22 +152,26 @@ def check_privacy(task: Task, encoding: AnyEncoding, settings: JobSettings, poli
             )
         return
     _check_noise(task, encoding, release, settings)
-    if not policy.max_epsilon:
-        return
-    if (alone := Accountant((release,)).epsilon(policy.delta)) > policy.max_epsilon:
+    if policy.max_epsilon:
+        _check_spending(release, spent, policy.max_epsilon, policy.delta)
+
+
+def _check_spending(release: Release, spent: Accountant, allowed: float, delta: float) -> None:
+    """Refuse what costs more than is allowed, by itself or with all before; raises ProtocolViolation."""
+    if (alone := Accountant((release,)).epsilon(delta)) > allowed:
         raise ProtocolViolation(
             checks.TOO_LITTLE_NOISE,
-            f"this exchange alone costs epsilon {alone:.4g}, the policy allows {policy.max_epsilon:g}",
+            f"this exchange alone costs epsilon {alone:.4g}, the policy allows {allowed:g}",
             asked=min(alone, _ENDLESS),
-            allowed=policy.max_epsilon,
+            allowed=allowed,
         )
-    if (after := spent.epsilon(policy.delta, further=release)) > policy.max_epsilon:
+    if (after := spent.epsilon(delta, further=release)) > allowed:
         raise ProtocolViolation(
             checks.PRIVACY_BUDGET,
-            f"epsilon {spent.epsilon(policy.delta):.4g} is spent, this exchange would make it {after:.4g}; "
-            f"the policy allows {policy.max_epsilon:g}",
+            f"epsilon {spent.epsilon(delta):.4g} is spent, this exchange would make it {after:.4g}; "
+            f"the policy allows {allowed:g}",
             asked=min(after, _ENDLESS),
-            allowed=policy.max_epsilon,
+            allowed=allowed,
         )
 
 

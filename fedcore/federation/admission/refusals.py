@@ -113,14 +113,17 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         ),
         checks.NOISE_SHARES: "the noise is shared out among {asked} clients, a sum is sure to hold that of {allowed}",
         checks.TOO_LITTLE_NOISE: (
-            "one exchange costs epsilon {asked}, the clients' policies allow {allowed} (max-epsilon); "
-            "ask for more noise"
+            "one exchange costs epsilon {asked}, the clients' policies allow {allowed} (max-epsilon, for "
+            "a row max-row-epsilon); ask for more noise"
         ),
         checks.PRIVACY_BUDGET: (
             "the exchange would make epsilon {asked} of all runs together, the clients' policies allow {allowed} "
-            "(max-epsilon)"
+            "(max-epsilon, for a row max-row-epsilon)"
         ),
-        checks.PRIVACY_REQUIRED: "the clients' policies allow no sum without noise (max-epsilon); set dp-epsilon",
+        checks.PRIVACY_REQUIRED: (
+            "the clients' policies allow no sum without noise (max-epsilon, max-row-epsilon); set dp-epsilon. Noise "
+            "for rows, as boosted trees have it with epsilon, needs max-row-epsilon in these policies"
+        ),
         checks.PLAIN_NOT_ALLOWED: (
             "the clients' policies allow no update that the server can read; leave aggregation at secure, or their "
             "owners write allow-plain = true"

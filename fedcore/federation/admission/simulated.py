@@ -16,7 +16,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ConfigDict, TypeAdapter
 
-from fedcore.codec import ScaleMemory, release_of
+from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.federation import Policy, Roster
@@ -83,10 +83,11 @@ class MemoryHistory:
         """The noised sums that this client's update went to, without those that are returned."""
         return tuple(self.noised)
 
-    def spent(self, *, without: Collection[NoisedSum] = ()) -> Accountant:
-        """What all these sums may reveal about this client."""
+    def spent(self, *, without: Collection[NoisedSum] = (), rows: bool = False) -> Accountant:
+        """What all these sums may reveal about this client; with `rows` about a row, noise for rows alone included."""
         accountant = Accountant()
-        for release, times in Counter(attempt.release for attempt in self.noised if attempt not in without).items():
+        counting = (one.release for one in self.noised if one not in without and (rows or not one.rows))
+        for release, times in Counter(counting).items():
             accountant.add(release, times)
         return accountant
 
@@ -308,10 +309,12 @@ class AdmittedExchange:
         Args:
             peers: whose keys it received.
         """
-        if self.sum is None or release_of(self.sum.encoding) is None:
+        if self.sum is None:
             return
         account = self.sum.account(client)
-        if account.policy.max_epsilon:
+        if account.noised is None:
+            return
+        if account.policy.max_epsilon or account.policy.max_row_epsilon:
             account.confirm(peers)
         account.spend()
 

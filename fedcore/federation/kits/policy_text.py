@@ -61,6 +61,11 @@ allow-x25519 = {_bool(policy.allow_x25519)}
 max-epsilon = {policy.max_epsilon}
 delta = {policy.delta}
 
+# The same of a single row of this client: how much all sums together may reveal about one. Noise for rows, such as
+# boosted trees have with epsilon, counts here alone, so an owner with max-epsilon allows these by this key. 0: no
+# demand.
+max-row-epsilon = {policy.max_row_epsilon}
+
 # Whether this client reports that and why the app failed here. If not, a failure goes into the sum as a zero: the
 # server learns how many clients failed, not which, and the reason stays in this client's log.
 report-failures = {_bool(policy.report_failures)}

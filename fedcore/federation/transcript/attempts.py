@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Self
+from typing import Literal, Self
 
 from fedcore.codec.privacy import Release
 from fedcore.federation.transcript.chain import Chain
@@ -16,6 +16,7 @@ class NoisedSum(Message):
 
     previous: the record before it.
     full_graph: whether every client holds a share of every secret.
+    rows: the noise protects each row of the client alone, and not the client as a whole.
     """
 
     run: str
@@ -27,10 +28,11 @@ class NoisedSum(Message):
     corrupt: int
     threshold: int
     full_graph: bool
+    rows: Literal[True] | None = None
 
     @classmethod
-    def of(cls, task: Task, release: Release) -> Self:
-        """The attempt that a secure task asks for."""
+    def of(cls, task: Task, release: Release, *, rows: bool = False) -> Self:
+        """The attempt that a secure task asks for; `rows` as the field."""
         protection = task.protection
         assert protection is not None  # noqa: S101 - admission refused it
         return cls(
@@ -43,6 +45,7 @@ class NoisedSum(Message):
             corrupt=protection.corrupt,
             threshold=protection.threshold,
             full_graph=protection.degree == len(task.cohort) - 1,
+            rows=True if rows else None,
         )
 
 

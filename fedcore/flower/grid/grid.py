@@ -76,6 +76,7 @@ class ExchangeGrid(Grid):
     initial: that model, also later; None if the run begins with the app's own.
     extra_tensors: names of tensors that a strategy sends with its model, and that are no part of it.
     means: what takes the means of trainings; None if nobody compares them.
+    noise_shares: of how many of these clients the noise shares are in any sum of so many; 0 if sums are not masked.
     """
 
     backend: ExchangeBackend
@@ -86,6 +87,7 @@ class ExchangeGrid(Grid):
     compressed: bool = field(default=False, kw_only=True)
     buffered: bool = field(default=False, kw_only=True)
     means: MeanRecorder | None = field(default=None, kw_only=True)
+    noise_shares: Callable[[int], int] = field(default=lambda n: 0, kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
     result: Result | History | None = field(default=None, init=False)
     expected_nodes: Mapping[str, int] = field(default_factory=dict, init=False)

@@ -28,10 +28,11 @@ from fedcore.flower.apps.statistics import TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.records import merged_values
 from fedcore.flower.trees.question import GROW, TEST, Question, TreeQuestion
-from fedcore.trees import Ensemble, Scale, histogram_sums
+from fedcore.trees import Ensemble, histogram_sums
 from fedcore.trees.ensemble import feature_names
 from fedcore.trees.evaluation import loss_sums
 from fedcore.trees.histograms import as_integers, gradients
+from fedcore.trees.noise import clipped
 from fedcore.trees.sampling import drawn_rows
 from fedcore.trees.settings import LOGISTIC, MOST_LEVELS, SOFTPROB
 
@@ -125,7 +126,7 @@ class TreesApp(ClientApp):
         if len(self._sites) > _MOST_SITES:
             self._sites.popitem(last=False)
         sums = site.sums(train, ensemble, question, context.node_id)
-        return sums.tolist(), len(train)
+        return sums.tolist(), len(train) if question.noise is None else 0
 
     def _test(self, message: Message, context: Context) -> tuple[list[float], int]:
         config, ensemble = _read(message)
@@ -148,12 +149,13 @@ class _Site:
     trees: int = 0
     prefix: bytes = b""
     split: Split | None = None
+    noised: bool = False
     last: tuple[str, NDArray[np.float64]] = "", np.zeros(0)
     """The last question about this model, and all numbers of its answer: a level may take several queries."""
 
     def sums(self, split: Split, ensemble: Ensemble, question: Question, node: int) -> NDArray[np.float64]:
         """The numbers that the question asks for, whole; raises AppError for a target beyond its bounds."""
-        self._follow(split, ensemble)
+        self._follow(split, ensemble, question.noise is not None)
         if self.last[0] != question.subject:
             self.last = question.subject, self._numbers(ensemble, question, node)
         return self.last[1][question.start : question.stop]
@@ -164,19 +166,28 @@ class _Site:
         for group, one in question.trees.items():
             g, h = (part.reshape(len(self.y), settings.groups)[:, group] for part in parts)
             rows = drawn_rows(settings, len(ensemble.trees) + group, node, len(self.y))
-            numbers += self._group(ensemble, question.scale, one, (g[rows], h[rows]), rows)
+            values = self._steps(question, g[rows], h[rows])
+            numbers += self._group(ensemble, one, values, rows)
         return np.concatenate(numbers).astype(np.float64)
+
+    @staticmethod
+    def _steps(
+        question: Question, g: NDArray[np.float32], h: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Gradients and hessians of rows as integers, [rows] each; with noise they are clipped."""
+        if question.noise is not None:
+            return clipped(g, h, question.scale)
+        return as_integers(g, question.scale.gradient_bits), as_integers(h, question.scale.hessian_bits)
 
     def _group(
         self,
         ensemble: Ensemble,
-        scale: Scale,
         one: TreeQuestion,
-        parts: tuple[NDArray[np.float32], NDArray[np.float32]],
+        values: tuple[NDArray[np.int64], NDArray[np.int64]],
         rows: NDArray[np.int64],
     ) -> list[NDArray[np.int64]]:
         """The sums of one tree over these rows: of all of them if the root is asked for, and the histograms."""
-        g, h = as_integers(parts[0], scale.gradient_bits), as_integers(parts[1], scale.hessian_bits)
+        g, h = values
         if int(np.abs(g).sum()) > _ROOM or int(h.sum()) > _ROOM:
             raise AppError(
                 "the sum of gradients has no room: a target lies outside of the bounds of y; widen them at all sites",
@@ -189,10 +200,11 @@ class _Site:
         root = [g.sum(), h.sum()] if 0 in one.nodes else []
         return [np.array(root, np.int64), histograms[:, :, own].ravel()]
 
-    def _follow(self, split: Split, ensemble: Ensemble) -> None:
+    def _follow(self, split: Split, ensemble: Ensemble, noised: bool) -> None:
         """Let bins and margins be those of this model."""
-        if split is not self.split or self._digest(ensemble, self.trees) != self.prefix:
-            self.x, self.y = _table(split, ensemble)
+        if split is not self.split or noised != self.noised or self._digest(ensemble, self.trees) != self.prefix:
+            self.x, self.y = _table(split, ensemble, noised)
+            self.noised = noised
             self.split, self.bins = split, ensemble.cuts.bins_of(self.x)
             self.margins, self.trees, self.prefix = ensemble.first_margins(len(self.x)), 0, b""
         if self.prefix and self.trees == len(ensemble.trees):
@@ -236,8 +248,11 @@ def _job(config: Mapping[str, Any], context: Context) -> LocalJob:
     return LocalJob(config=context.run_config, node=context.node_config, message=config, client=context.node_id)
 
 
-def _table(split: Split, ensemble: Ensemble) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Features [n, d] and targets [n] in float32; raises AppError for what boosted trees cannot learn."""
+def _table(split: Split, ensemble: Ensemble, noised: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Features [n, d] and targets [n] in float32; raises AppError for what boosted trees cannot learn.
+
+    With noise rows that are no good are left out: the noise hides whether there is one, and an error would not.
+    """
     x, y = np.asarray(split.x, np.float32), np.asarray(split.y, np.float32)
     cuts, settings = ensemble.cuts, ensemble.settings
     if x.ndim != 2 or x.shape[1] != cuts.features or y.ndim != 1 or len(x) != len(y):
@@ -246,6 +261,9 @@ def _table(split: Split, ensemble: Ensemble) -> tuple[NDArray[np.float32], NDArr
             "features [n, d] and one target [n]",
             check="table-shape",
         )
+    if noised:
+        good = _fitting(x, y, ensemble)
+        return x[good], y[good]
     if np.isinf(x).any() or not np.isfinite(y).all():
         raise AppError("a feature is infinite, or a target is no number", check="not-finite")
     if settings.objective == LOGISTIC and not np.isin(y, (0, 1)).all():
@@ -265,6 +283,19 @@ def _table(split: Split, ensemble: Ensemble) -> tuple[NDArray[np.float32], NDArr
                 check="no-such-category",
             )
     return x, y
+
+
+def _fitting(x: NDArray[np.float32], y: NDArray[np.float32], ensemble: Ensemble) -> NDArray[np.bool_]:
+    """Which rows the trees can learn, [n]."""
+    settings = ensemble.settings
+    targets = {LOGISTIC: 2, SOFTPROB: settings.num_class}.get(settings.objective)
+    good = np.isfinite(y) & ~np.isinf(x).any(axis=1)
+    if targets:
+        good &= np.isin(y, np.arange(targets))
+    for feature in ensemble.cuts.categories:
+        codes = x[:, feature]
+        good &= np.isnan(codes) | np.isin(codes, np.arange(len(ensemble.levels[feature])))
+    return good
 
 
 def _check_categories(categories: Mapping[str, Sequence[str]]) -> None:

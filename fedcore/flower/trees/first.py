@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,11 +20,29 @@ _SAMPLED_ROOM: Final = 16.0
 """Errors of rows that no tree has drawn may grow; sums have room for this many times the first ones."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Names of the features, levels of those with categories, and bounds of the others and of the target, "y"."""
+
+    names: tuple[str, ...]
+    categories: Mapping[str, Sequence[str]]
+    bounds: Mapping[str, tuple[float, float]]
+
+    @property
+    def levels(self) -> tuple[tuple[str, ...], ...]:
+        """Of each feature, none for numbers."""
+        return tuple(tuple(self.categories.get(name, ())) for name in self.names)
+
+    @property
+    def level_counts(self) -> dict[int, int]:
+        """How many categories a feature has, by its number."""
+        return {at: len(part) for at, part in enumerate(self.levels) if part}
+
+
 def started(
     schedule: BoostingSchedule,
     settings: BoostingSettings,
-    names: tuple[str, ...],
-    categories: Mapping[str, Sequence[str]],
+    columns: Columns,
     statistics: Statistics,
     earlier: ModelState | None,
 ) -> Ensemble:
@@ -31,16 +50,16 @@ def started(
 
     Raises ConfigurationError or AppError for what no trees can grow from.
     """
-    levels = tuple(tuple(categories.get(name, ())) for name in names)
-    if lacking := [name for name in (*names, "y") if name not in statistics.columns and name not in categories]:
+    names, levels = columns.names, columns.levels
+    if lacking := [name for name in (*names, "y") if name not in statistics.columns and name not in columns.categories]:
         raise AppError(f"there are no statistics of column {lacking[0]!r}: give it bounds", check="bounds-needed")
     if statistics.columns["y"].missing:
         raise AppError("some targets are missing (NaN): leave these rows out", check="target-missing")
     if earlier is not None:
-        return _grown_on(earlier, names, levels, schedule.rounds)
-    columns = [statistics.columns.get(name) for name in names]
-    cells, edges = ([() if one is None else getattr(one, key) for one in columns] for key in ("cells", "edges"))
-    cuts = Cuts.at_quantiles(cells, edges, schedule.bins, {at: len(part) for at, part in enumerate(levels) if part})
+        return grown_on(earlier, names, levels, schedule.rounds)
+    known = [statistics.columns.get(name) for name in names]
+    cells, edges = ([() if one is None else getattr(one, key) for one in known] for key in ("cells", "edges"))
+    cuts = Cuts.at_quantiles(cells, edges, schedule.bins, columns.level_counts)
     room = schedule.rounds * settings.groups
     if settings.objective == SOFTPROB:
         margins = class_margins(class_counts(statistics.columns["y"], settings.num_class))
@@ -49,9 +68,7 @@ def started(
     return Ensemble(settings, cuts, names, base, room, levels=levels)
 
 
-def _grown_on(
-    earlier: ModelState, names: tuple[str, ...], levels: tuple[tuple[str, ...], ...], rounds: int
-) -> Ensemble:
+def grown_on(earlier: ModelState, names: tuple[str, ...], levels: tuple[tuple[str, ...], ...], rounds: int) -> Ensemble:
     """The earlier model with room for more trees."""
     model = Ensemble.from_arrays({name: np.asarray(earlier[name]) for name in earlier})
     if (model.names, model.levels) != (names, levels):

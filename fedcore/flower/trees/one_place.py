@@ -14,6 +14,7 @@ from fedcore.data.types import Split
 from fedcore.errors import AppError, UsageError
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.trees.client import TreesApp
+from fedcore.flower.trees.schedule import NOISE_KEYS
 from fedcore.flower.trees.server import grow
 from fedcore.state import ModelState
 from fedcore.trees import Ensemble
@@ -25,6 +26,8 @@ def grown_in_one_place(
     client: TreesApp, config: UserConfig, parts: tuple[Split, Split], on_model: Callable[[int, ModelState], None]
 ) -> ModelState:
     """The trees of these rows, whose bins are those of these rows, too; with early stopping those up to the best round.
+
+    There is no noise: in one place nobody else sees a sum.
 
     Args:
         client: whose columns and bounds they are.
@@ -43,7 +46,8 @@ def grown_in_one_place(
             on_model(number, state)
         rounds = grown
 
-    return state_from_arrays(grow(OnePlace(app, config), {**config, "min-nodes": 1}, app, on_model=take))
+    noiseless = {key: value for key, value in config.items() if key not in NOISE_KEYS}
+    return state_from_arrays(grow(OnePlace(app, config), {**noiseless, "min-nodes": 1}, app, on_model=take))
 
 
 class OnePlace(Grid):

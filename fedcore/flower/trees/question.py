@@ -13,9 +13,12 @@ import numpy as np
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
-from fedcore.errors import AppError
+from fedcore.codec.privacy.query_noise import QueryNoise
+from fedcore.errors import AppError, EncodingError
 from fedcore.trees import Ensemble, RegressionTree, Scale
 from fedcore.trees.limits import DEPTH_KEY, MESSAGE_TYPE, ROWS_KEY, TEST_TYPE
+from fedcore.trees.noise import GRADIENT_BITS, hessian_bits, sensitivity
+from fedcore.trees.settings import SQUARED_ERROR
 
 GROW: Final = MESSAGE_TYPE.removeprefix("query.")
 TEST: Final = TEST_TYPE.removeprefix("query.")
@@ -43,12 +46,14 @@ class Question:
 
     trees: by the number of the class, 0 if there are none; rising.
     start, stop: which numbers of all of these the reply holds.
+    noise: that is to be added; None for none. Then the reply holds all numbers.
     """
 
     trees: Mapping[int, TreeQuestion]
     scale: Scale
     start: int
     stop: int
+    noise: QueryNoise | None = None
     subject: str = ""
     """What the message says of all this but `start` and `stop`: the same for all parts of one level."""
 
@@ -70,9 +75,35 @@ class Question:
                 raise ValueError("a node that there is not")
             trees = {group: _tree_question(group, lists, thresholds, ensemble) for group in groups}
             start, stop = int(values.pop("start")), int(values.pop("stop"))
-            return cls(trees=trees, scale=scale, start=start, stop=stop, subject=repr(sorted(values.items())))
-        except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+            noise, subject = QueryNoise.stated({"": config}), repr(sorted(values.items()))
+            question = cls(trees=trees, scale=scale, start=start, stop=stop, noise=noise, subject=subject)
+            question._check_noise(ensemble)
+            return question
+        except (EncodingError, KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
             raise AppError(f"the query for histograms cannot be read: {error}", check="trees-query") from None
+
+    def sizes(self, ensemble: Ensemble) -> list[int]:
+        """How many numbers each tree's part has."""
+        cuts = ensemble.cuts
+        return [
+            len(one.nodes) * 2 * len(cuts.bins_in(one.features)) + 2 * (0 in one.nodes) for one in self.trees.values()
+        ]
+
+    def _check_noise(self, ensemble: Ensemble) -> None:
+        """Raise ValueError if the noise that is stated is for less than what one row changes here."""
+        if self.noise is None:
+            return
+        release, settings = self.noise.release, ensemble.settings
+        if settings.subsample < 1:
+            raise ValueError("noise for each row, and a draw of rows that depends on the others")
+        if release.scale < sensitivity(settings, {key: _cells(one) for key, one in self.trees.items()}):
+            raise ValueError("less noise than one row needs")
+        if self.scale.hessian_bits != hessian_bits(settings.objective) or not (
+            settings.objective == SQUARED_ERROR or self.scale.gradient_bits == GRADIENT_BITS
+        ):
+            raise ValueError("noise for numbers of another scale")
+        if not self.start == 0 <= self.stop == release.dimension == sum(self.sizes(ensemble)):
+            raise ValueError("noise for a part of the numbers")
 
     def as_config(self, ensemble: Ensemble) -> ConfigRecord:
         """The inverse of `of`."""
@@ -92,7 +123,13 @@ class Question:
         values |= {"gradient-bits": self.scale.gradient_bits, "hessian-bits": self.scale.hessian_bits}
         values |= {"start": self.start, "stop": self.stop}
         limits = dict(zip((DEPTH_KEY, ROWS_KEY), _limits(ensemble), strict=True))
-        return ConfigRecord({**{PREFIX + key: value for key, value in values.items()}, **limits})
+        noise = {} if self.noise is None else self.noise.as_config()
+        return ConfigRecord({**{PREFIX + key: value for key, value in values.items()}, **limits, **noise})
+
+
+def _cells(one: TreeQuestion) -> int:
+    """How many cells of a tree's part one row is in: one for each feature, and the sums of all rows."""
+    return len(one.features) + (0 in one.nodes)
 
 
 def _limits(ensemble: Ensemble) -> tuple[int, int]:

@@ -8,41 +8,36 @@ name.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from functools import partial
 from typing import Any, Final
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from numpy.typing import NDArray
 
-from fedcore.data.statistics import Bounds, Statistics
 from fedcore.errors import AppError
-from fedcore.flower.apps.statistics import federated_statistics, node_ids
+from fedcore.flower.apps.statistics import node_ids
 from fedcore.flower.first_model.messages import QUERIES_ALONE
 from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.records import arrays_from_state
-from fedcore.flower.trees.client import COUNTS, SUMS, TreesApp
-from fedcore.flower.trees.first import scale_of, started
-from fedcore.flower.trees.question import GROW, TEST, Question, TreeQuestion
+from fedcore.flower.trees.client import TreesApp
+from fedcore.flower.trees.first import Columns, scale_of, started
+from fedcore.flower.trees.levels import LevelQueries
+from fedcore.flower.trees.noised import noised_start
+from fedcore.flower.trees.question import TEST
 from fedcore.flower.trees.schedule import BoostingSchedule
-from fedcore.run.encoding_plan import QUERY_VALUES
+from fedcore.flower.trees.sites import Sites
 from fedcore.state import ModelState
-from fedcore.trees import BoostingSettings, Ensemble, RegressionTree, Scale, TreeGrowth
+from fedcore.trees import BoostingSettings, Ensemble, TreeGrowth
 from fedcore.trees.evaluation import figures_of
-from fedcore.trees.limits import FINE_BINS
 from fedcore.trees.sampling import drawn_features
 from fedcore.trees.settings import SQUARED_ERROR
 from fedcore.trees.tree import LEAF
 
 EARLY_METRICS: Final = {SQUARED_ERROR: "rmse"}
 """What early stopping compares, if not `eval_loss`: as XGBoost does by default."""
-_ATTEMPTS: Final = 4
-_WAIT: Final = 2.0
-_COUNT_NUMBERS: Final = 2
 
 
 def trees_server(client: TreesApp) -> ServerApp:
@@ -78,21 +73,29 @@ def grow(
     earlier = grid.initial if isinstance(grid, ExchangeGrid) else None
     schedule = BoostingSchedule.of(config)
     settings, names = boosting_settings(config), client.names(config)
-    nodes = node_ids(grid, schedule.min_nodes)
-    sites = Sites(grid, nodes)
-    statistics = sites.statistics(client.bounds(config))
-    ensemble = started(schedule, settings, names, client.categories, statistics, earlier)
+    sites = Sites(grid, node_ids(grid, schedule.min_nodes))
+    columns = Columns(names=names, categories=client.categories, bounds=client.bounds(config))
+    ensemble, levels = _begun(sites, schedule, settings, columns, earlier)
     if not schedule.early_stopping:
         ensemble.best = None
     initial = _record(ensemble) if earlier is None else arrays_from_state(earlier)
-    strategy = TreesStrategy(
-        sites, ensemble, scale_of(ensemble, statistics), schedule.test_every, schedule.early_stopping
-    )
+    strategy = TreesStrategy(levels, ensemble, schedule.test_every, schedule.early_stopping)
     rounds = schedule.rounds - ensemble.rounds
     result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds, evaluate_fn=on_model)
     if schedule.early_stopping:
         result.arrays = _record(strategy.ensemble.at_best())
     return result.arrays
+
+
+def _begun(
+    sites: Sites, schedule: BoostingSchedule, settings: BoostingSettings, columns: Columns, earlier: ModelState | None
+) -> tuple[Ensemble, LevelQueries]:
+    """The model that the run begins with, and what asks the sites for levels."""
+    if schedule.noised:
+        return noised_start(sites, schedule, settings, columns, earlier)
+    statistics = sites.statistics(columns.bounds)
+    ensemble = started(schedule, settings, columns, statistics, earlier)
+    return ensemble, LevelQueries(sites=sites, scale=scale_of(ensemble, statistics))
 
 
 def boosting_settings(config: UserConfig) -> BoostingSettings:
@@ -105,63 +108,6 @@ def boosting_settings(config: UserConfig) -> BoostingSettings:
     return BoostingSettings(**values)
 
 
-@dataclass(eq=False)
-class Sites:
-    """The clients of a run, all of which have to be in every sum."""
-
-    sum_only = True
-
-    grid: Grid
-    nodes: Sequence[int]
-    wait: Callable[[float], None] = time.sleep
-    _rows: dict[str, float] = field(default_factory=dict, init=False)
-
-    def statistics(self, bounds: Bounds) -> Statistics:
-        """Of the columns of all clients; raises AppError if some never answer."""
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                self.wait(_WAIT**attempt)
-            statistics = federated_statistics(self.grid, bounds, bins=FINE_BINS, min_nodes=len(self.nodes))
-            if statistics.clients == statistics.asked == len(self.nodes):
-                return statistics
-        raise AppError(
-            f"the statistics of the columns are of {statistics.clients} of {len(self.nodes)} clients; boosted trees "
-            "need the same rows in every sum. Bring the clients back, and start the run again",
-            check="clients-differ",
-        )
-
-    def sums(self, action: str, content: RecordDict, group: str) -> tuple[NDArray[np.float64], float]:
-        """Sums over all clients, and of how many rows; raises AppError if they never are over the same clients."""
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                self.wait(_WAIT**attempt)
-            numbers, clients, rows, reason = self._ask(action, content, group)
-            known = self._rows.setdefault(action, rows) if clients == len(self.nodes) else -1.0
-            if numbers is not None and rows == known:
-                return numbers, rows
-        raise AppError(
-            f"a sum is over {clients:g} clients and {rows:g} rows, and the run began with {len(self.nodes)} clients"
-            + (f" and {self._rows[action]:g} rows" if action in self._rows else "")
-            + "; the trees of a run need the same rows in every sum. Bring the clients back, and start the run again"
-            f"{f' ({reason})' if reason else ''}",
-            check="clients-differ",
-        )
-
-    def _ask(
-        self, action: str, content: RecordDict, group: str
-    ) -> tuple[NDArray[np.float64] | None, float, float, str]:
-        messages = [Message(content, node, f"query.{action}", group_id=group) for node in self.nodes]
-        replies = list(self.grid.send_and_receive(messages))
-        reasons = [str(reply.error.reason) for reply in replies if reply.has_error()]
-        contents = [reply.content for reply in replies if not reply.has_error()]
-        counts = [one.metric_records[COUNTS] for one in contents]
-        clients, rows = (float(sum(_number(one[key]) for one in counts)) for key in ("clients", "rows"))
-        parts = [np.asarray(one.metric_records[SUMS]["sums"], np.float64) for one in contents]
-        if len({part.shape for part in parts}) != 1:
-            return None, clients, rows, next(iter(reasons), "")
-        return np.sum(parts, axis=0), clients, rows, next(iter(reasons), "")
-
-
 class TreesStrategy(FedAvg):
     """Flower's loop over trees: what FedAvg does with replies to a training, this does with queries.
 
@@ -171,9 +117,9 @@ class TreesStrategy(FedAvg):
     mean_only = True
     sum_only = True
 
-    def __init__(self, sites: Sites, ensemble: Ensemble, scale: Scale, test_every: int, early: int = 0) -> None:
+    def __init__(self, levels: LevelQueries, ensemble: Ensemble, test_every: int, early: int = 0) -> None:
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-        self.sites, self.ensemble, self.scale = sites, ensemble, scale
+        self.levels, self.ensemble = levels, ensemble
         self.test_every, self.early_stopping, self.stopped = test_every, early, False
         self._figures: dict[str, float] = {}
 
@@ -195,16 +141,15 @@ class TreesStrategy(FedAvg):
         features = [
             drawn_features(settings, count + group, self.ensemble.cuts.features) for group in range(settings.groups)
         ]
-        numbers = self._ask(server_round, arrays, dict.fromkeys(range(settings.groups)), features)
-        growths = {}
-        for group, own in enumerate(features):
-            root, histograms = numbers[group][:2], numbers[group][2:]
-            growth = growths[group] = TreeGrowth(settings, self.ensemble.cuts, self.scale, root, own)
-            growth.answer(self._histograms(histograms, 1))
+        ask = partial(self.levels.ask, self.ensemble, server_round, arrays, features=features)
+        growths, noised = {}, self.levels.budget is not None
+        for group, (root, histograms) in ask(dict.fromkeys(range(settings.groups))).items():
+            growth = TreeGrowth(settings, self.ensemble.cuts, self.levels.scale, root, features[group], noised)
+            growths[group] = growth
+            growth.answer(histograms)
         while open_growths := {group: growth for group, growth in growths.items() if growth.questions}:
-            numbers = self._ask(server_round, arrays, open_growths, features)
-            for group, growth in open_growths.items():
-                growth.answer(self._histograms(numbers[group], len(growth.questions)))
+            for group, (_, histograms) in ask(open_growths).items():
+                growths[group].answer(histograms)
         self.ensemble.trees += [growths[group].tree for group in range(settings.groups)]
         return []
 
@@ -216,7 +161,10 @@ class TreesStrategy(FedAvg):
         if self.stopped:
             return None, None
         last = self.ensemble.trees[-self.ensemble.settings.groups :]
-        return _record(self.ensemble), MetricRecord({"leaves": sum(int((tree.feature == LEAF).sum()) for tree in last)})
+        figures: dict[str, float] = {"leaves": sum(int((tree.feature == LEAF).sum()) for tree in last)}
+        if self.levels.budget is not None:
+            figures["epsilon"] = self.levels.budget.epsilon_spent
+        return _record(self.ensemble), MetricRecord(dict(figures))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -237,7 +185,7 @@ class TreesStrategy(FedAvg):
         """Ask for the loss; raises AppError if early stopping needs it, and there are no test rows."""
         objective = self.ensemble.settings.objective
         content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": server_round})})
-        sums, rows = self.sites.sums(TEST, content, str(server_round))
+        sums, rows = self.levels.sites.sums(TEST, content, str(server_round))
         self._figures = figures_of(objective, sums.tolist(), rows)
         if not self.early_stopping:
             return
@@ -253,48 +201,6 @@ class TreesStrategy(FedAvg):
         self._figures["best_round"] = best[0] + 1  # the last figures of a run are not those of the model that it keeps
         self.stopped = self.ensemble.rounds - 1 - best[0] >= self.early_stopping
 
-    def _ask(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        growths: Mapping[int, TreeGrowth | None],
-        features: Sequence[NDArray[np.int64]],
-    ) -> dict[int, NDArray[np.int64]]:
-        """The numbers of a level of each of these trees, None for one without a root, by as many queries as needed."""
-        empty = RegressionTree.empty(self.ensemble.settings.nodes, self.ensemble.cuts.most_levels)
-        trees = {
-            group: TreeQuestion(
-                nodes=np.array([0] if growth is None else growth.questions, np.int64),
-                features=features[group],
-                tree=empty if growth is None else growth.tree,
-            )
-            for group, growth in growths.items()
-        }
-        sizes = [
-            len(one.nodes) * 2 * len(self.ensemble.cuts.bins_in(one.features)) + 2 * (growths[group] is None)
-            for group, one in trees.items()
-        ]
-        parts, most, count = [], QUERY_VALUES - _COUNT_NUMBERS, sum(sizes)
-        for start in range(0, count, most):
-            question = Question(trees=trees, scale=self.scale, start=start, stop=min(start + most, count))
-            config = question.as_config(self.ensemble)
-            config["server-round"] = server_round
-            content = RecordDict({"arrays": arrays, "config": config})
-            parts.append(self.sites.sums(GROW, content, str(server_round))[0])
-        numbers = np.concatenate(parts)
-        if len(numbers) != count:
-            raise AppError("the clients answered with another number of sums than they were asked for")
-        pieces = np.split(np.rint(numbers).astype(np.int64), np.cumsum(sizes)[:-1])
-        return dict(zip(trees, pieces, strict=True))
-
-    @staticmethod
-    def _histograms(numbers: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
-        return numbers.reshape(nodes, 2, -1)
-
 
 def _record(ensemble: Ensemble) -> ArrayRecord:
     return arrays_from_state(ModelState.from_arrays(ensemble.to_arrays()))
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

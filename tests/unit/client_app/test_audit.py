@@ -78,6 +78,7 @@ def test_the_ledger_as_json(busy: Path) -> None:
         "delta": 1e-5,
         "allowed": 8.0,
         "left": 8.0 - spent,
+        "rows": None,
     }
     assert found["promise"] == masks_and_noise(spent, 1e-5)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
+from client_app.records.spending import spending_of
 from fedcore.cli.main import app
 from fedcore.codec import private_encoding
 from fedcore.codec.privacy import Accountant
@@ -111,3 +112,15 @@ async def test_the_transcript_says_it_too(kit: Path, spend: Callable[[str], Any]
     copy = ("transcript", "show", tmp_path / "state", "--authority", kit / "authority.pub")
     assert (UNBOUNDED in said(*copy)) == (left != "with")
     assert json.loads(said(*copy, "--json"))["epsilon"] == (epsilons[-1] if left == "with" else None)
+
+
+def test_noise_for_rows_bounds_rows_alone() -> None:
+    """Noise for the client counts for its rows as well, and not the other way round."""
+    release = private_encoding(CODEC, None, 4, plan=plan(dp_noise_multiplier=9.0), noise_clients=2).release
+    one = Accountant([release]).epsilon(1e-5)
+    both = spending_of([release], 0, delta=1e-5, rows=[release, release], allowed_rows=10 * one)
+    assert both.rows is not None
+    assert (both.epsilon, both.noised_epsilon, both.rows.sums) == (None, pytest.approx(one), 2)
+    assert both.rows.epsilon == pytest.approx(Accountant([release] * 3).epsilon(1e-5))
+    assert f"{10 * one - both.rows.epsilon:.4g}" in str(both.rows)
+    assert spending_of([release], 0, delta=1e-5).rows is None
