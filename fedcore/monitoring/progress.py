@@ -20,6 +20,7 @@ from fedcore.monitoring.eta import Eta, in_words
 from fedcore.monitoring.site_table import MOST_ROWS, SiteTable, in_sum
 from fedcore.run.model_selection import BestRule
 from fedcore.system.terminal import escape
+from fedcore.trees.limits import MESSAGE_TYPE, TEST_TYPE
 from fedcore.wire.events import (
     AppPrinted,
     ClientBlamed,
@@ -93,6 +94,9 @@ class ProgressView:
         self._dropped: list[ClientDropped] = []
         self._work = ""
         self._rounds: int | None = None
+        self._queries = 0
+        """How many have ended."""
+        self._grows_trees = False
 
     @property
     def live(self) -> bool:
@@ -158,7 +162,7 @@ class ProgressView:
                 attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
                 self._many = self._crowd or len(event.cohort) > MANY
                 self._left.begins(event.server_round, self._last_event[0])
-                self._position = f"round {self._round(event.server_round).lstrip()}"
+                self._position = " ".join(self._place(event, self._queries + 1).split())
                 self._work = self._doing = f"{event.message_type}{attempt}"
             case StageProgress():
                 buffer = f"{event.done} of {event.expected} updates ready"
@@ -196,7 +200,16 @@ class ProgressView:
         self._console.print(f"[bold]{escape(self._label)}[/]  {text}", highlight=False, soft_wrap=True)
 
     def _round(self, number: int) -> str:
-        return f"{number:>3} of {self._rounds}" if self._rounds else f"{number:>3}"
+        unit = "tree" if self._grows_trees else "round"
+        return f"{unit} {number:>3} of {self._rounds}" if self._rounds else f"{unit} {number:>3}"
+
+    def _place(self, event: ExchangeStarted | ExchangeDone, query: int) -> str:
+        """Of a training its round, of a query its number, and while trees grow which of them it is for."""
+        if not is_query(event.message_type):
+            return self._round(event.server_round)
+        self._grows_trees |= event.message_type in (MESSAGE_TYPE, TEST_TYPE)
+        number = f"query {query:>3}"
+        return f"{self._round(event.server_round)}, {number}" if self._grows_trees and event.server_round else number
 
     def _on_clients(self, event: ClientsOnline) -> None:
         if len(event.online) != self._clients:
@@ -224,7 +237,7 @@ class ProgressView:
     def _on_figures(self, event: FiguresFound) -> None:
         if text := metrics_text(event.metrics):
             where = "at the server" if event.source == "server" else f"{event.source}, all clients together"
-            self._line(f"round {self._round(event.server_round)}  {where}: {escape(text)}")
+            self._line(f"{self._round(event.server_round)}  {where}: {escape(text)}")
 
     def _on_failure(self, event: ExchangeFailed | GroupEnded) -> None:
         """A group that gave its sum is part of its round's line."""
@@ -239,7 +252,9 @@ class ProgressView:
         self._doing = "waiting"
         # A simulation tells of no beginnings.
         self._left.begins(event.server_round, self._last_event[0] - event.seconds)
-        self._position = f"round {self._round(event.server_round).lstrip()}"
+        self._queries += is_query(event.message_type)
+        place = self._place(event, self._queries)
+        self._position = " ".join(place.split())
         metrics = metrics_text(event.metrics)
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         text = f"  {escape(metrics)}" if metrics else ""
@@ -251,7 +266,7 @@ class ProgressView:
         count = len(event.survivors)
         clients = f"{count:,} clients" if count != 1 else "1 client "
         self._line(
-            f"round {self._round(event.server_round)}  {event.message_type:<8}  {clients}  "
+            f"{place}  {event.message_type:<8}  {clients}  "
             f"{groups}{event.seconds:5.1f} s{text}{epsilon}{self._time_left()}"
         )
         self._tell_dropped()

@@ -244,3 +244,23 @@ class TestTerminal:
         with pytest.raises(KeyboardInterrupt), ProgressView(Console(file=out, force_terminal=True), "federated"):
             raise KeyboardInterrupt
         assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+
+
+def test_trees_are_told_by_their_number_and_queries_by_theirs() -> None:
+    """A tree takes several queries, and a question is no round at all."""
+
+    def shown(kind: str, rounds: list[int]) -> list[list[int]]:
+        console = Console(file=io.StringIO(), width=200)
+        with ProgressView(console, "run") as view:
+            view.show(event("started", app="a", aggregation="secure", rounds=20))
+            for exchange, number in enumerate(rounds, 1):
+                view.show(done(number).model_copy(update={"message_type": kind, "exchange": exchange}))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        return [
+            [int(word) for word in line.partition(" clients")[0].replace(",", " ").split() if word.isdigit()]
+            for line in lines
+        ]
+
+    assert shown("query.tree_sums", [0, 1, 1, 2]) == [[1, 2], [1, 20, 2, 2], [1, 20, 3, 2], [2, 20, 4, 2]]
+    assert shown("query.statistics", [1, 2]) == [[1, 2], [2, 2]]
+    assert shown("train", [1, 2]) == [[1, 20, 2], [2, 20, 2]]
