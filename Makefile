@@ -25,10 +25,10 @@ RANKS := torch._dynamo, torch.distributed.tensor, torch.distributed.run, flwr.cl
 unexport PYTHONDONTWRITEBYTECODE
 
 PACKAGES := fedcore server_app client_app
-SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
+SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks proofs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-slow test-all coverage check format lock peers sbom gpu clean
+.PHONY: help install demo docs test test-slow test-all coverage check proof format lock peers sbom gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ check: $(STAMP)  ## formatting, lint, types, import rules and words
 	$(VENV)/bin/mypy $(PACKAGES) benchmarks
 	$(VENV)/bin/lint-imports --no-cache
 	$(PYTHON) docs/check_words.py
+
+proof: $(STAMP)  ## check what is proved about the protocol, where Coq is installed
+	$(PYTHON) proofs/check.py
 
 format: $(STAMP)  ## put the sources into shape
 	$(VENV)/bin/ruff format $(SOURCES)

@@ -1,0 +1,71 @@
+(* Made by proofs/make_graph_table.py. *)
+From Coq Require Import NArith.
+From mathcomp Require Import all_ssreflect.
+From fedcore Require Import graph_row.
+
+Definition graphs : seq graph := [::
+  Graph 44 0 10 0 0 7;
+  Graph 44 0 16 0 0 10;
+  Graph 44 3 12 3 1 9;
+  Graph 44 3 18 3 1 12;
+  Graph 44 6 16 6 3 13;
+  Graph 44 6 22 6 3 16;
+  Graph 44 13 22 13 6 19;
+  Graph 44 13 28 13 6 22;
+  Graph 54 0 12 0 0 8;
+  Graph 54 0 20 0 0 12;
+  Graph 54 4 16 4 2 12;
+  Graph 54 4 24 4 2 16;
+  Graph 54 8 20 8 4 16;
+  Graph 54 8 28 8 4 20;
+  Graph 54 16 28 16 8 24;
+  Graph 54 16 36 16 8 28;
+  Graph 67 0 14 0 0 9;
+  Graph 67 0 24 0 0 14;
+  Graph 67 5 18 5 2 13;
+  Graph 67 5 28 5 2 18;
+  Graph 67 10 24 10 5 19;
+  Graph 67 10 34 10 5 24;
+  Graph 67 20 34 20 10 29;
+  Graph 67 20 44 20 10 34;
+  Graph 101 0 18 0 0 11;
+  Graph 101 0 28 0 0 16;
+  Graph 101 7 24 7 3 17;
+  Graph 101 7 36 7 3 23;
+  Graph 101 15 32 15 7 25;
+  Graph 101 15 46 15 7 32;
+  Graph 101 30 48 30 15 41;
+  Graph 101 30 64 30 15 49;
+  Graph 134 0 20 0 0 12;
+  Graph 134 0 30 0 0 17;
+  Graph 134 10 32 10 5 23;
+  Graph 134 10 46 10 5 30;
+  Graph 134 20 44 20 10 34;
+  Graph 134 20 58 20 10 41;
+  Graph 134 40 64 40 20 54;
+  Graph 134 40 82 40 20 63;
+  Graph 201 0 22 0 0 13;
+  Graph 201 0 34 0 0 19;
+  Graph 201 15 40 15 7 29;
+  Graph 201 15 56 15 7 37;
+  Graph 201 30 60 30 15 47;
+  Graph 201 30 78 30 15 56;
+  Graph 201 60 94 60 30 79;
+  Graph 201 60 116 60 30 90;
+  Graph 334 0 24 0 0 14;
+  Graph 334 0 36 0 0 20;
+  Graph 334 25 56 25 12 42;
+  Graph 334 25 76 25 12 52;
+  Graph 334 50 88 50 25 71;
+  Graph 334 50 112 50 25 83;
+  Graph 334 100 140 95 47 119;
+  Graph 334 100 178 100 50 141;
+  Graph 667 0 26 0 0 15;
+  Graph 667 0 40 0 0 22;
+  Graph 667 50 88 46 23 69;
+  Graph 667 50 120 49 25 87;
+  Graph 667 100 120 72 36 98;
+  Graph 667 100 168 83 42 128;
+  Graph 667 200 192 131 66 164;
+  Graph 667 200 272 159 80 218
+].
