@@ -3,8 +3,8 @@
     python proofs/check.py            a line for each theorem, and the axioms that it stands on
     python proofs/check.py --json     the same as one JSON object
 
-Each tool that is not installed is skipped with the command that installs it on Debian. Ends with status 1 if anything fails or needs an
-axiom.
+A tool that is not installed is skipped with the command that installs it on Debian. Ends with status 1 if anything
+fails or needs an axiom.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def coq_theorems(folder: Path) -> list[Theorem]:
 
 
 def main() -> None:
+    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     as_json = parser.parse_args().json

@@ -3,8 +3,8 @@
     python proofs/make_graph_table.py            writes the file
     python proofs/make_graph_table.py --check    fails unless the file is what would be written
 
-`fedcore.secagg.sizing` computes in floating point; here the two quantiles are found in whole numbers, and `graph.v` proves each of
-them by computing it again. A threshold that differs from fedcore's ends the script.
+`fedcore.secagg.sizing` computes in floating point; here the two quantiles are found in whole numbers, and `graph.v`
+proves each of them by computing it again. A threshold that differs from fedcore's ends the script.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def most_around(population: int, corrupt: int, degree: int) -> int:
 
 
 def most_in_both(population: int, corrupt: int, window: int) -> int:
-    """The largest number that both of two windows reach with a probability above 2^-127 / population^2; 0 if none does."""
+    """The largest number that two windows both reach with a probability above 2^-127 / population^2; 0 if none."""
     outside = population - 2 * window
     for least in range(window, 0, -1):
         ways = sum(
@@ -63,9 +63,7 @@ def rows() -> list[tuple[int, ...]]:
                 both = most_in_both(quorum, corrupt, half)
                 threshold = max(half + 2 + both, (graph.degree + 1 + around) // 2 + 1)
                 if threshold != graph.threshold:
-                    sys.exit(
-                        f"{n} clients, {corrupt} corrupt: fedcore's threshold is {graph.threshold}, exactly it is {threshold}"
-                    )
+                    sys.exit(f"{n} clients, {corrupt} corrupt: {threshold} is right, fedcore takes {graph.threshold}")
                 found.add((quorum, corrupt, graph.degree, around, both, threshold))
     return sorted(found)
 
@@ -86,6 +84,7 @@ def text() -> str:
 
 
 def main() -> None:
+    """Run it."""
     made = text()
     if "--check" not in sys.argv:
         FILE.write_text(made)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROOFS = Path(__file__).parents[2] / "proofs"
+PROOFS = Path(__file__).parents[3] / "proofs"
 LEAST_THEOREMS = 14
 
 
