@@ -29,8 +29,10 @@ if not __package__:  # started as a file: the repository's root takes the place 
 import psutil
 
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
+from benchmarks.cut_line import CutLine, lines_of
 from benchmarks.live import LiveFederation, live_federation
 from benchmarks.resident import Sampling
+from fedcore.comparison.local_federation import LocalFederation
 from fedcore.wire.base import Scalar
 
 ROUNDS: Final = 3
@@ -45,6 +47,9 @@ ROLES: Final = {
 """What the command line of a process that is no server and no agent contains, and what it is."""
 AIMS: Final = {"server": 0.3, "ServerApp": 2.5, "agent": 0.3, "rank": 3.0}
 DISK_AIM: Final = 4.0
+BANDWIDTH: Final = 100e6 / 8
+"""Bytes a second of the lines of `--cuts`."""
+LARGE_BYTES: Final = 2.5e9
 MIB: Final = float(1 << 20)
 _BLOCK_BYTES: Final = 512
 """Of `st_blocks`."""
@@ -73,12 +78,15 @@ def main() -> int:
     options.add_argument("--mode", choices=("secure", "plain"), default="secure")
     options.add_argument("--clients", type=int, default=3)
     options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--cuts", type=int, default=0, help="in place of memory: a line that is cut so often each way")
     options.add_argument("--app", choices=("gigabytes", "noop"), default="gigabytes")
     return run(measure, options.parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """The model, and a tiny one whose memory is what the processes take anyway."""
+    if arguments.cuts:
+        return measure_cuts(arguments)
     default = sized(arguments, smallest=1e6, quick=2e7, whole=1e8)
     parameters = int(arguments.parameters or default)
     size = parameters * ITEM_BYTES[arguments.dtype]
@@ -97,12 +105,49 @@ def measure(arguments: argparse.Namespace) -> Report:
     rows += [("first round", f"{large.first:.1f} s", ""), ("a later round", f"{large.seconds:.1f} s", "")]
     title = (
         f"{parameters:.3g} parameters of {arguments.dtype} ({size / 1e9:.2f} GB), {arguments.mode}, "
-        f"{arguments.clients} clients, app {arguments.app}"
+        f"{arguments.clients} clients, {arguments.rounds} rounds, app {arguments.app}"
     )
     return Report(
         benchmark="gigabytes",
         figures=tuple(figures),
         tables=(Table(title=title, header=("", "peak", "over model"), rows=tuple(rows)),),
+    )
+
+
+def measure_cuts(arguments: argparse.Namespace) -> Report:
+    """One plain round of two clients over lines, of which one is cut: its bytes less those of the other."""
+    parameters = int(arguments.parameters or sized(arguments, smallest=1e6, quick=1e7, whole=6.25e7))
+    size = parameters * ITEM_BYTES[arguments.dtype]
+    places = [size * (number + 1) // (arguments.cuts + 1) for number in range(arguments.cuts)]
+    lines: list[CutLine] = []
+
+    @contextlib.contextmanager
+    def cut_lines(federation: LocalFederation) -> Iterator[None]:
+        kits = [federation.folder / "clients" / name for name in federation.client_names()]
+        with lines_of(kits, federation.port, bandwidth=BANDWIDTH, cuts=[places, []]) as made:
+            lines.extend(made)
+            yield
+
+    config: dict[str, Scalar] = {"parameters": parameters, "num-server-rounds": 1, "dtype": arguments.dtype}
+    settings = {"aggregation": "plain", "train-seconds": 3600.0}
+    with live_federation(APPS / "gigabytes", clients=2, allow_plain=True, lines=cut_lines) as federation:
+        record = federation.run(run_config=config, settings=settings)
+    twice = {way: lines[0].passed[way] - lines[1].passed[way] for way in ("down", "up")}
+    whole = sum(lines[1].passed.values())
+    rows = [
+        (way, *(f"{count / 1e6:.1f} MB" for count in (lines[1].passed[way], lost, lost / arguments.cuts)))
+        for way, lost in twice.items()
+    ]
+    title = f"{size / 1e6:.0f} MB each way at 100 Mbit/s, cut {arguments.cuts} times each way, {record.ends[0]:.0f} s"
+    large = sum(twice.values()) / (2 * LARGE_BYTES)
+    return Report(
+        benchmark="gigabytes",
+        figures=(Figure(name="sent_twice_over_all_of_2500_MB", value=large, aim=0.01),),
+        tables=(Table(title=title, header=("", "uncut", "sent twice", "for each cut"), rows=tuple(rows)),),
+        notes=(
+            f"of the {whole / 1e6:.0f} MB here {sum(twice.values()) / whole:.2%} were sent twice; what a cut costs does "
+            "not grow with the model, so the figure is of 2.5 GB each way",
+        ),
     )
 
 

@@ -83,15 +83,20 @@ def live_federation(
     allow_plain: bool = False,
     environment: Mapping[str, str] | None = None,
     options: Mapping[str, Sequence[str]] | None = None,
+    lines: Callable[[LocalFederation], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[LiveFederation]:
     """Start everything in a temporary folder; all clients have joined when the block begins.
 
     options: more words for the commands of some clients, by name.
+    lines: what has to be there before anything starts, and as long, such as lines that the clients' kits name.
     """
     with tempfile.TemporaryDirectory(prefix="fedcore-benchmark-") as name:
         folder = Path(name)
         federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
-        with ChildProcesses(folder / "logs", {**quiet_environment(), **(environment or {})}) as group:
+        with (
+            lines(federation),
+            ChildProcesses(folder / "logs", {**quiet_environment(), **(environment or {})}) as group,
+        ):
             server = group.start("server", [*FEDCORE, "server", "--federation", federation.folder])
             federation.start_clients(group, app, options)
             kit = OperatorKit.load(federation.operator)

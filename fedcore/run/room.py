@@ -71,7 +71,7 @@ class RoomNeeds:
 
 
 ROOM_FACTS: Final = ("client_memory", "client_disk", "server_memory", "server_disk", "server_disk_a_round")
-"""What people are told of these needs."""
+"""The needs that people read."""
 
 
 def room_line(facts: Mapping[str, Any]) -> str:
