@@ -145,8 +145,8 @@ def measure_cuts(arguments: argparse.Namespace) -> Report:
         figures=(Figure(name="sent_twice_over_all_of_2500_MB", value=large, aim=0.01),),
         tables=(Table(title=title, header=("", "uncut", "sent twice", "for each cut"), rows=tuple(rows)),),
         notes=(
-            f"of the {whole / 1e6:.0f} MB here {sum(twice.values()) / whole:.2%} were sent twice; what a cut costs does "
-            "not grow with the model, so the figure is of 2.5 GB each way",
+            f"of the {whole / 1e6:.0f} MB here {sum(twice.values()) / whole:.2%} were sent twice; what a cut costs "
+            "does not grow with the model, so the figure is of 2.5 GB each way",
         ),
     )
 
