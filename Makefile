@@ -99,7 +99,7 @@ format: $(STAMP)  ## put the sources into shape
 # Each has all that those before it have, in the same versions. What is in a lock stays, unless UPGRADE says otherwise.
 COMPILE = $(UV) pip compile pyproject.toml --group build --override requirements-overrides.txt --generate-hashes \
 	--python-version 3.11 --no-annotate --custom-compile-command "make lock" --quiet $(UPGRADE)
-IMAGES := --extra huggingface --extra postgres --extra s3 --extra tracing
+IMAGES := --extra huggingface --extra oidc --extra pkcs11 --extra postgres --extra s3 --extra tracing
 
 lock: $(STAMP)  ## renew the locks from pyproject.toml; with UPGRADE=--upgrade to the newest versions
 	@$(COMPILE) --output-file requirements.lock

@@ -245,6 +245,13 @@ def enroll(
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Make a new key, and a request to replace the old one.")
     ] = False,
+    key: Annotated[
+        str,
+        typer.Option(
+            metavar="pkcs11:...",
+            help="With --name or --rotate: the URI of a key in a token, which is made there if it is missing.",
+        ),
+    ] = "",
     app: Annotated[
         Path | None,
         typer.Option(
@@ -274,6 +281,8 @@ def enroll(
     if not accept:
         if app or node_config:
             raise click.UsageError("--app and --node-config belong to --accept, which completes the kit")
-        typer.echo(request(kit, name, as_json))
+        typer.echo(request(kit, name, as_json, key=key))
         return
+    if key:
+        raise click.UsageError("--key belongs to --name or --rotate")
     typer.echo(complete(kit, accept, authority_fingerprint, as_json, app=app, node_config=node_config))

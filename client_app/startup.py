@@ -40,8 +40,9 @@ from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
-from fedcore.federation.kits.identity import IDENTITY_FILE
+from fedcore.federation.kits.identity import IDENTITY_FILE, NEXT_IDENTITY_FILE
 from fedcore.federation.kits.site_node import scalars, site_values
+from fedcore.federation.kits.token_keys import pin_files
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node.keys import checked_node
 from fedcore.run.engine_config import EngineConfig
@@ -211,9 +212,9 @@ def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, 
     )
     if kit is not None:
         readable = settings.sandbox(Path(os.devnull), alone=True).read[1:]  # the app's own folder is not read
-        refuse_to_show(
-            readable, [kit.folder / IDENTITY_FILE, _state_folder(options, kit) / LEDGER_FILE], settings.rules
-        )
+        keys = [kit.folder / IDENTITY_FILE, kit.folder / NEXT_IDENTITY_FILE]
+        secrets = [keys[0], *pin_files(keys), _state_folder(options, kit) / LEDGER_FILE]
+        refuse_to_show(readable, secrets, settings.rules)
     return bundle, settings
 
 

@@ -28,11 +28,12 @@ from server_app.http.guard import Guard
 from server_app.http.problems import install
 from server_app.http.rate_limit import TokenBucket
 from server_app.http.standby import Standby
+from server_app.members.identity_provider import IdentityProvider
 from server_app.members.reach import Reach
 from server_app.members.sessions import LoginSessions
 from server_app.members.traffic import KEY_PREFIX
 from server_app.operation.clocks import is_off
-from server_app.routes import client, docs, exchange_steps, health, live, operator, page, session, watching
+from server_app.routes import client, docs, exchange_steps, health, live, oidc, operator, page, session, watching
 from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
@@ -48,6 +49,7 @@ _ROUTERS: Final = (
     operator.router,
     session.router,
     session.open_router,
+    oidc.router,
     watching.router,
     live.router,
     health.router,
@@ -148,6 +150,7 @@ def _sessions(services: Services, token_sha256: bytes) -> LoginSessions:
         wall=services.wall,
         randomness=services.randomness,
         bell=services.run_bell,
+        provider=IdentityProvider(oidc, services.wall) if (oidc := services.settings.oidc) is not None else None,
     )
 
 

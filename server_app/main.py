@@ -57,7 +57,9 @@ def serve(
         url=f"https://{host}:{port}",
         address=address.rstrip("/"),
     )
-    refuse_to_show(kit.app_rules.read, [kit.tls_key, settings.database_file], kit.app_rules)
+    secret = kit.oidc.secret_file if kit.oidc is not None else None
+    secrets = [kit.tls_key, settings.database_file, *([secret] if secret is not None else [])]
+    refuse_to_show(kit.app_rules.read, secrets, kit.app_rules)
 
     def ready(url: str) -> None:
         log.info("federation %s: %d members, listening on %s", kit.federation, len(kit.roster.members), url)
@@ -65,6 +67,8 @@ def serve(
         log.log(logging.WARNING if is_bad else logging.INFO, "sandbox of ServerApps: %s", text)
         if kit.approved_apps is None:
             log.warning('the operator may run any code in it: server.toml has approve-apps = "any"')
+        if kit.oidc is not None:
+            log.info("people may sign in at %s", kit.oidc.issuer)
         if ready_file is not None:
             write_file(ready_file, f"{url}\n")  # somebody waits for it, and may read it at once
 

@@ -32,7 +32,9 @@ STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.OTHER_VERSION: (426, "The client is of a version that this server does not understand"),
     ProblemKind.OTHER_TRANSCRIPT: (409, "The server does not have the transcript that the client knows"),
     ProblemKind.APP_NOT_APPROVED: (403, "The server's owner has not approved this app"),
-    ProblemKind.NOT_ALLOWED: (403, "A read-only link shows runs and members; it changes and downloads nothing"),
+    ProblemKind.NOT_ALLOWED: (403, "A viewer sees runs and members; it changes and downloads nothing"),
+    # No 503, for the reason below.
+    ProblemKind.IDENTITY_PROVIDER: (500, "The identity provider does not answer the server as it should"),
     ProblemKind.CROSS_SITE: (403, "A page of another site may have sent the request"),
     ProblemKind.TOO_MANY_STREAMS: (429, "Too many live streams are open from one address"),
     ProblemKind.BAD_CONFIGURATION: (422, "The configuration cannot work"),

@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from fedcore.federation import ServerKit
 from fedcore.federation.approval import ApprovedApps
+from fedcore.federation.kits.oidc_settings import OidcSettings
 from fedcore.system.sandbox.sandbox import Rules
 
 DATABASE_FILE: Final = "server.sqlite3"
@@ -41,6 +42,7 @@ class ServerSettings:
     accel_location: where an nginx in front serves files of the data folder; "" for none.
     app_rules: what a ServerApp may see in addition to its own files.
     approved_apps: apps that may run; None for all.
+    oidc: the identity provider at which people may sign in; None for none.
     """
 
     data_dir: Path
@@ -65,6 +67,7 @@ class ServerSettings:
     accel_location: str = ""
     app_rules: Rules = field(default_factory=Rules)
     approved_apps: ApprovedApps | None = None
+    oidc: OidcSettings | None = None
 
     @classmethod
     def of_kit(cls, kit: ServerKit, *, data_dir: Path | None, database: str, url: str, address: str = "") -> Self:
@@ -92,6 +95,7 @@ class ServerSettings:
             certificate=kit.tls_certificate,
             app_rules=kit.app_rules,
             approved_apps=kit.approved_apps,
+            oidc=kit.oidc,
         )
 
     @property

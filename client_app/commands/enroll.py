@@ -14,15 +14,19 @@ from fedcore.flower.node.keys import NodeKeys, checked_node
 from fedcore.monitoring.formatting import the_federation
 
 
-def request(folder: Path, name: str, as_json: bool) -> str:
-    """Ask to join under `name`, or for a new key if it is empty; returns the text for the owner."""
-    path, made = ask(folder, name) if name else rotate(folder)
+def request(folder: Path, name: str, as_json: bool, *, key: str = "") -> str:
+    """Ask to join under `name`, or for a new key if it is empty; returns the text for the owner.
+
+    `key` is the URI of a key in a token, "" for one in a file.
+    """
+    path, made = ask(folder, name, key=key) if name else rotate(folder, key=key)
     code = fingerprint(made.public_key)
     if as_json:
         return json.dumps({"request": str(path), "name": made.name, "fingerprint": code})
-    key = "its identity key was made here, and stays here" if name else "its new key waits here for the roster"
+    where = "is in the token, and stays there" if key else "was made here, and stays here"
+    about = f"its identity key {where}" if name else "its new key waits here for the roster"
     return (
-        f"{made.name}: {key}\n"
+        f"{made.name}: {about}\n"
         f"  request      {path}    send it to the federation's authority\n"
         f"  fingerprint  {code}    tell it over a channel that both trust"
     )

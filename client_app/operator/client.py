@@ -23,7 +23,7 @@ from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut
 from fedcore.wire.presence import RostersOut
 from fedcore.wire.tasks import ModelRef
-from fedcore.wire.watch import LinkIn, LinkOut, LinksOut
+from fedcore.wire.watch import LinkIn, LinkOut, LinksOut, SessionOut
 
 POLL_SECONDS = 5
 FOLLOW_PAUSE = 0.2
@@ -31,6 +31,13 @@ AWAY_SECONDS = 3600.0
 """How long `follow` waits for a server that is away, beyond the time of one request."""
 AWAY_PAUSE = 1.0
 _LAST_EVENT = 2**31 - 1
+
+
+def headers_of(kit: OperatorKit) -> dict[str, str]:
+    """What says who asks: a session, or a bearer token."""
+    if kit.session:
+        return {"Cookie": f"fedcore-session={kit.session}", "X-Fedcore": "1"}
+    return {"Authorization": f"Bearer {kit.token}"}
 
 
 def operator_client(folder: Path, server: str, connect_seconds: float) -> OperatorClient:
@@ -56,7 +63,7 @@ class OperatorClient:
     def __enter__(self) -> OperatorClient:
         self._http = httpx.Client(
             base_url=self._url,
-            headers={"Authorization": f"Bearer {self.kit.token}"},
+            headers=headers_of(self.kit),
             verify=tls_context(self.kit.ca_file),
             timeout=httpx.Timeout(60.0, connect=connect_seconds(len(self.kit.servers))),
             trust_env=False,
@@ -167,6 +174,14 @@ class OperatorClient:
         answer = self._request("PUT", "/v1/roster", json=missing.model_dump(mode="json"))
         return RosterOut.model_validate_json(answer.content)
 
+    def whoami(self) -> SessionOut:
+        """Who asks, by which role."""
+        return SessionOut.model_validate_json(self._request("GET", "/v1/session").content)
+
+    def sign_out(self) -> None:
+        """End the kit's session."""
+        self._request("DELETE", "/v1/session")
+
     def make_link(self, link: LinkIn) -> LinkOut:
         """Make a read-only link to the server's page; only this answer has its token."""
         return LinkOut.model_validate_json(self._request("POST", "/v1/links", json=link.model_dump()).content)
@@ -220,7 +235,7 @@ class OperatorClient:
                 replacing(out, mode=0o600, durable=True) as file,
                 self._http.stream("GET", address) as answer,
             ):
-                _raise_problem(answer)
+                self._raise_problem(answer)
                 for chunk in answer.iter_bytes(1 << 20):
                     digest.update(chunk)
                     file.write(chunk)
@@ -239,7 +254,7 @@ class OperatorClient:
         def attempt() -> httpx.Response:
             try:
                 answer = self._http.request(method, path, **arguments)
-                _raise_problem(answer)
+                self._raise_problem(answer)
             except (httpx.TransportError, Refused) as error:
                 if leads_elsewhere(error):
                     self._go_on(error)
@@ -264,6 +279,11 @@ class OperatorClient:
                     check="answer-lost",
                 ) from error
             raise self._failure(error) from error
+
+    def _raise_problem(self, answer: httpx.Response) -> None:
+        if not answer.is_success:
+            of = "the session of `fedcore login`" if self.kit.session else "the operator's token"
+            raise refusal(answer.status_code, answer.read(), of=of)
 
     def _within(self, seconds: float) -> httpx.Timeout:
         """For a request that a server may hold for so many seconds: a frozen one is noticed soon after."""
@@ -308,11 +328,6 @@ class _Blocks:
         self._file.seek(0)
         while block := self._file.read(1 << 20):
             yield block
-
-
-def _raise_problem(answer: httpx.Response) -> None:
-    if not answer.is_success:
-        raise refusal(answer.status_code, answer.read(), of="the operator's token")
 
 
 def _head_after(head: str, records: Sequence[SignedRecord]) -> str:

@@ -47,6 +47,14 @@ def create(
         list[str] | None, typer.Option(help="Name or address of the server, for its certificate; repeatable.")
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the server.  \\[default: 8443]")] = None,
+    authority_key: Annotated[
+        str,
+        typer.Option(
+            metavar="pkcs11:...",
+            help="The URI of the authority's key in a token, which is made there if it is missing.",
+            show_default=False,
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a federation that clients enrol in: its authority, its server and its operator, but no client keys.
@@ -63,7 +71,12 @@ def create(
 
     name = name or name_after(folder)
     made = create_federation(
-        folder, name=name, now=datetime.now(UTC), hosts=host or DEFAULT_HOSTS, port=port or DEFAULT_PORT
+        folder,
+        name=name,
+        now=datetime.now(UTC),
+        hosts=host or DEFAULT_HOSTS,
+        port=port or DEFAULT_PORT,
+        authority_key=authority_key,
     )
     code = fingerprint(Authority.load(made.folder).public_key)
     _say(

@@ -30,8 +30,8 @@ from fedcore.system.version import fedcore_version
 GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
 ORDER: Final = (
-    "demo", "new", "check", "partition", "provision", "federation", "server", "client", "run", "runs", "stats",
-    "transcript", "simulate", "privacy", "compare", "predict", "export", "card",
+    "demo", "new", "check", "partition", "provision", "federation", "server", "client", "login", "logout", "run",
+    "runs", "stats", "transcript", "simulate", "privacy", "compare", "predict", "export", "card",
 )  # fmt: skip
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]

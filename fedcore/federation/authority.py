@@ -16,7 +16,6 @@ from typing import Self
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import EnvironmentFailure, KitError, ProtocolViolation
 from fedcore.federation.chain import chain_text, load_chain
@@ -25,7 +24,6 @@ from fedcore.federation.files import (
     read_authority,
     read_ca_key,
     read_certificate,
-    read_identity,
     read_text,
     read_toml,
     replace_file,
@@ -40,8 +38,10 @@ from fedcore.federation.kits.kits import (
     ROSTERS_FILE,
     kit_folder,
 )
+from fedcore.federation.kits.token_keys import read_signer
 from fedcore.federation.requests import Admission, JoinRequest
 from fedcore.federation.roster import Member, Roster
+from fedcore.secagg import Signer
 from fedcore.system.files import Lock
 
 Randomness = Callable[[int], bytes]
@@ -200,8 +200,8 @@ class Authority:
             replace_file(self.folder / ROSTERS_FILE, chain_text((*chain, roster)))
         return replace(self, rosters=(*chain, roster))
 
-    def _key(self) -> Ed25519PrivateKey:
-        key = read_identity(self.folder / AUTHORITY_KEY)
+    def _key(self) -> Signer:
+        key = read_signer(self.folder / AUTHORITY_KEY)
         if key.public_key().public_bytes_raw() != self.public_key:
             raise broken(self.folder / AUTHORITY_KEY, f"not the key of {AUTHORITY_FILE}")
         return key

@@ -24,19 +24,27 @@ from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.kits.provision import FEWEST_CLIENTS
 from fedcore.federation.policy import Policy
 from fedcore.federation.requests import REQUEST_SUFFIX, Admission, JoinRequest
+from fedcore.federation.roster import check_name
 from fedcore.flower.node.keys import NodeKeys
 from fedcore.wire.base import Scalar
 
 Randomness = Callable[[int], bytes]
 
 
-def ask(folder: Path, name: str, *, randomness: Randomness = os.urandom) -> tuple[Path, JoinRequest]:
+def ask(folder: Path, name: str, *, key: str = "", randomness: Randomness = os.urandom) -> tuple[Path, JoinRequest]:
     """Make a client's folder with a new identity key, and the request to be admitted; returns the request's file.
 
     Raises KitError for a name that cannot be one and for a folder with something in it.
+
+    Args:
+        folder: of the kit, new.
+        name: of the client.
+        key: the URI of a key in a token, which takes the place of a key in a file; "" for a file.
+        randomness: makes the key.
     """
+    check_name(name, "the client name")  # before a key is made
     with new_folder(folder) as staging:
-        request = JoinRequest.make(name, make_identity(staging, randomness))
+        request = JoinRequest.make(name, make_identity(staging, randomness, key))
         replace_file(staging / f"{name}{REQUEST_SUFFIX}", request.to_json())
     return folder.absolute() / f"{name}{REQUEST_SUFFIX}", request
 
@@ -93,13 +101,14 @@ def accept(
     return ClientKit.load(folder)
 
 
-def rotate(folder: Path, *, randomness: Randomness = os.urandom) -> tuple[Path, JoinRequest]:
+def rotate(folder: Path, *, key: str = "", randomness: Randomness = os.urandom) -> tuple[Path, JoinRequest]:
     """Make the key that is to replace the one of a kit, and the request for it, signed by both.
 
-    The kit keeps using its key until a roster names the new one. A second call returns the same new key.
+    The kit keeps using its key until a roster names the new one. A second call returns the same new key. `key` is as
+    in `ask`.
     """
     kit = ClientKit.load(folder)
-    request = JoinRequest.make(kit.name, make_next(kit.folder, randomness), kit.identity)
+    request = JoinRequest.make(kit.name, make_next(kit.folder, randomness, key), kit.identity)
     path = kit.folder / f"{kit.name}{REQUEST_SUFFIX}"
     replace_file(path, request.to_json())
     return path, request

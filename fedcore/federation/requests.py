@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import StrictInt, TypeAdapter
 
 from fedcore.errors import KitError, ProtocolViolation
@@ -105,7 +105,7 @@ class Admission:
     signature: Base64
 
     @classmethod
-    def sign(cls, client_id: int, roster: Roster, *, server_url: str, ca: str, authority: Ed25519PrivateKey) -> Self:
+    def sign(cls, client_id: int, roster: Roster, *, server_url: str, ca: str, authority: Signer) -> Self:
         """The admission of a member of `roster`."""
         name = roster.names[client_id]
         return cls(

@@ -22,11 +22,12 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import Field, PlainSerializer, PlainValidator, StrictInt, TypeAdapter
 
 from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation.files import broken, read_text
+from fedcore.secagg import Signer
 from fedcore.secagg.crypto.domain import Field as Packable
 from fedcore.secagg.crypto.domain import pack
 from fedcore.system.plain_json import NO_OTHER_KEYS, from_plain, to_plain
@@ -152,11 +153,11 @@ class Roster:
         object.__setattr__(self, "names", MappingProxyType({member.id: member.name for member in everybody}))
 
     @classmethod
-    def sign(cls, federation: str, members: Iterable[Member], authority: Ed25519PrivateKey) -> Self:
+    def sign(cls, federation: str, members: Iterable[Member], authority: Signer) -> Self:
         """The first roster of a federation, signed by the authority's key."""
         return cls._signed(authority, federation, 1, NOTHING_BEFORE, members, ())
 
-    def followed_by(self, members: Iterable[Member], revoked: Iterable[Member], authority: Ed25519PrivateKey) -> Roster:
+    def followed_by(self, members: Iterable[Member], revoked: Iterable[Member], authority: Signer) -> Roster:
         """The next roster, signed; KitError if it would not be accepted after this one."""
         following = self._signed(authority, self.federation, self.version + 1, self.hash(), members, revoked)
         try:
@@ -168,7 +169,7 @@ class Roster:
     @classmethod
     def _signed(
         cls,
-        authority: Ed25519PrivateKey,
+        authority: Signer,
         federation: str,
         version: int,
         previous: bytes,

@@ -33,6 +33,8 @@ class ProblemKind(StrEnum):
     APP_NOT_APPROVED = "app-not-approved"
     NOT_ALLOWED = "not-allowed"
     CROSS_SITE = "cross-site"
+    IDENTITY_PROVIDER = "identity-provider"
+    """That of the server's institution does not answer as it should."""
     TOO_MANY_STREAMS = "too-many-streams"
     BAD_CONFIGURATION = "bad-configuration"
     BUSY = "busy"

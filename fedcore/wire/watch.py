@@ -14,6 +14,8 @@ from fedcore.wire.base import Message, MetricValue
 from fedcore.wire.events import PrivacyTerms
 from fedcore.wire.uploads import NOTHING, Contribution
 
+LONGEST_TOKEN: Final = 16_384
+"""Characters of a token; the longest are those of an identity provider."""
 MOST_MARKS: Final = 200
 """Exchanges of which the marks are kept."""
 Mark = Literal[".", "j", "t", "u", "d", "x", "!"]
@@ -35,20 +37,34 @@ class Role(StrEnum):
 
 
 class SessionIn(Message):
-    """POST /v1/session: the operator's token, or that of a read-only link."""
+    """POST /v1/session: the operator's token, that of a read-only link, or one of the identity provider."""
 
-    token: str = Field(min_length=1, max_length=512, repr=False)
+    token: str = Field(min_length=1, max_length=LONGEST_TOKEN, repr=False)
 
 
 class SessionOut(ViewerMessage):
     """GET /v1/session: who asks.
 
     expires: None for a request with the operator's token itself.
+    person: who signed in at the identity provider; "" for anybody else.
     """
 
     role: Role
     federation: str
     expires: AwareDatetime | None
+    person: str = ""
+
+
+class OidcOut(ViewerMessage):
+    """GET /v1/oidc: the identity provider at which people may sign in.
+
+    client_id: under which it knows `fedcore login`.
+    scope: what to ask for.
+    """
+
+    issuer: str
+    client_id: str
+    scope: str
 
 
 Label = Annotated[

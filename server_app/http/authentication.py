@@ -25,7 +25,7 @@ from server_app.rejection import Rejection
 
 MAX_AGE_SECONDS: Final = 300
 """How old a signed request may be."""
-_SAFE: Final = frozenset({"GET", "HEAD"})
+SAFE: Final = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,25 +102,22 @@ class Authenticator:
     async def _person(self, scope: Scope, headers: Headers, audience: Audience) -> Sender:
         secret = cookie_in(headers.items())
         if not secret or "authorization" in headers:
-            self._check_token(headers)
-            return Sender(who=OPERATORS, known_as=OPERATORS)
-        session = await self.sessions.find(secret)
+            token = _bearer_token(headers)
+            if self.sessions.is_operators(token):
+                return Sender(who=OPERATORS, known_as=OPERATORS)
+            session = await self.sessions.of_token(token)
+        else:
+            session = await self.sessions.find(secret)
         if session.role is Role.VIEWER and audience is not Audience.VIEWERS:
             raise Rejection(
                 ProblemKind.NOT_ALLOWED,
-                "who came by a read-only link may not do this; sign in with the operator's token",
+                "a viewer may not do this; sign in as an operator, or with the operator's token",
             )
-        if scope["method"] not in _SAFE and headers.get(OWN_HEADER) != "1":
+        if session.by_cookie and scope["method"] not in SAFE and headers.get(OWN_HEADER) != "1":
             raise Rejection(
                 ProblemKind.CROSS_SITE, "with a session, what changes something needs the header X-Fedcore: 1"
             )
         return Sender(who=session.name, known_as=OPERATORS if session.role is Role.OPERATOR else "", session=session)
-
-    def _check_token(self, headers: Headers) -> None:
-        values = [value for name, value in headers.items() if name == "authorization"]
-        scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        if scheme.lower() != "bearer" or not self.sessions.is_operators(token):
-            raise Unauthorized("this address needs the operator's bearer token, or a session (POST /v1/session)")
 
     def _verify_client(self, scope: Scope, headers: Headers) -> ClientCaller:
         query = scope.get("query_string", b"").decode("latin-1")
@@ -191,6 +188,13 @@ class Headers(Mapping[str, str]):
     def items(self) -> list[tuple[str, str]]:  # type: ignore[override]
         """Every line, repeated names included."""
         return self._lines
+
+
+def _bearer_token(headers: Headers) -> str:
+    """The one bearer token of a request; "" if there is none."""
+    values = [value for name, value in headers.items() if name == "authorization"]
+    scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    return token if scheme.lower() == "bearer" else ""
 
 
 def client_of(key_id: str) -> int:

@@ -26,7 +26,7 @@ from fedcore.wire.chunks import PART_BYTES
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import Role
 from server_app import logs
-from server_app.http.authentication import Authenticator, ClientCaller
+from server_app.http.authentication import SAFE, Authenticator, ClientCaller
 from server_app.http.connection_limiter import CONNECTION_KEY
 from server_app.http.early_answers import CLOSE, UNREAD_KEY, announced_length
 from server_app.http.problems import GUARDED, problem_response, rejection_for
@@ -166,6 +166,10 @@ class Guard:
         writer.request.caller, writer.request.session = sender.client, sender.session
         if sender.client is not None:
             logs.note(client=self.rosters.names[sender.client.client_id])
+        if sender.session is not None and sender.session.person:
+            logs.note(person=sender.session.person)
+            if scope["method"] not in SAFE:
+                log.info("%s: %s %s", sender.session.person, scope["method"], scope["path"])
         if not sender.who:
             writer.request.refused = lambda: self._refuse_stranger(scope, writer, Unauthorized("a wrong secret"))
             await self._wait(scope)

@@ -1,4 +1,4 @@
-"""Sessions of people who sign in at the page with the operator's token or a read-only link.
+"""Sessions of people who sign in with the operator's token, a read-only link, or at their identity provider.
 
 A session is a random cookie, and a row with its SHA-256; likewise a link. So both outlive a restart and a change of the
 server that leads, and somebody who reads the database cannot sign in with it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,10 +18,14 @@ from fedcore.errors import Unauthorized
 from fedcore.secagg import Randomness
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import LinkIn, Role
+from server_app.members.identity_provider import IdentityProvider, Person
+from server_app.members.login_cookie import LoginCookies
 from server_app.polling import Bell
 from server_app.rejection import Rejection
 from server_app.storage.store import Store
 from server_app.storage.tables import LinkRow, SessionRow
+
+log = logging.getLogger("fedcore.server")
 
 COOKIE: Final = "fedcore-session"
 OWN_HEADER: Final = "x-fedcore"
@@ -30,6 +35,8 @@ SESSIONS_EACH: Final = 1000
 """Of one link, or of operators; who signs in beyond that ends the oldest."""
 MOST_LINKS: Final = 200
 _SECRET_BYTES: Final = 32
+_OF_PERSON: Final = "person "
+"""Begins the holder of a session that began at an identity provider."""
 _DAY: Final = 86_400.0
 
 
@@ -38,16 +45,22 @@ class LoginSession:
     """A person who is signed in.
 
     digest
-        SHA-256 of the cookie.
+        SHA-256 of the cookie, or of the token.
     role
         Operator or viewer.
     expires
         Seconds since 1970.
+    person
+        Who signed in at the identity provider; "" for anybody else.
+    by_cookie
+        Whether it has a cookie. Without one, each request brings a token of the identity provider.
     """
 
     digest: bytes = field(repr=False)
     role: Role
     expires: float
+    person: str = ""
+    by_cookie: bool = True
 
     @property
     def name(self) -> str:
@@ -68,16 +81,27 @@ class LoginSessions:
         For cookies and tokens.
     bell
         Rings when sessions end.
+    provider
+        The identity provider at which people may sign in; None for none.
     """
 
     def __init__(
-        self, store: Store, *, token_sha256: bytes, wall: Callable[[], float], randomness: Randomness, bell: Bell
+        self,
+        store: Store,
+        *,
+        token_sha256: bytes,
+        wall: Callable[[], float],
+        randomness: Randomness,
+        bell: Bell,
+        provider: IdentityProvider | None = None,
     ) -> None:
         self._store = store
         self.token_sha256 = token_sha256
         self.wall = wall
         self._randomness = randomness
         self._bell = bell
+        self.provider = provider
+        self.logins = LoginCookies(wall, randomness)
         self.ended = 0
         """Grows whenever sessions are ended: who follows a stream looks again then."""
 
@@ -92,17 +116,36 @@ class LoginSessions:
         now = self.wall()
         if self.is_operators(token):
             return await self._begin(Role.OPERATOR, self._operators, "", now + SESSION_SECONDS)
+        if self.provider is not None and is_signed(token):
+            return await self.sign_in_person(await self.provider.person_of_token(token))
         link = await self._store.link_of(digest_of(token))
         if link is None or link.expires <= now:
             raise Unauthorized("this is neither the operator's token nor that of a link that is still good")
         return await self._begin(Role.VIEWER, link.id, link.label, min(now + SESSION_SECONDS, link.expires))
+
+    async def sign_in_person(self, person: Person) -> tuple[str, LoginSession]:
+        """A new session of somebody whom the identity provider vouches for, and its cookie."""
+        assert self.provider is not None  # noqa: S101 - there is no such person without one
+        log.info("%s signed in as %s, by %s", person.name, person.role.value, self.provider.settings.issuer)
+        holder = self._people + hashlib.sha256(person.subject.encode()).hexdigest()[:16]
+        expires = self.wall() + self.provider.settings.session_seconds
+        return await self._begin(person.role, holder, person.name, expires)
+
+    async def of_token(self, token: str) -> LoginSession:
+        """What a token of the identity provider stands for in a request; raises Unauthorized and Rejection."""
+        if self.provider is None or not is_signed(token):
+            raise Unauthorized("this address needs the operator's bearer token, or a session (POST /v1/session)")
+        person = await self.provider.person_of_token(token)
+        return LoginSession(
+            digest=digest_of(token), role=person.role, expires=person.expires, person=person.name, by_cookie=False
+        )
 
     async def _begin(self, role: Role, holder: str, label: str, expires: float) -> tuple[str, LoginSession]:
         secret = self._secret()
         digest, now = digest_of(secret), self.wall()
         row = SessionRow(digest=digest, role=role.value, holder=holder, label=label, created=now, expires=expires)
         await self._store.add_session(row, most=SESSIONS_EACH)
-        return secret, LoginSession(digest=digest, role=role, expires=expires)
+        return secret, LoginSession(digest=digest, role=role, expires=expires, person=self._person(row))
 
     async def find(self, secret: str) -> LoginSession:
         """The session of a cookie; raises Unauthorized."""
@@ -111,12 +154,20 @@ class LoginSessions:
     async def _session_of(self, digest: bytes) -> LoginSession:
         row = await self._store.session(digest)
         expired = row is None or row.expires <= self.wall()
-        if row is None or expired or (row.role == Role.OPERATOR and row.holder != self._operators):
+        if row is None or expired or not self._counts(row):
             raise Unauthorized("the session has ended; sign in again")
-        return LoginSession(digest=digest, role=Role(row.role), expires=row.expires)
+        return LoginSession(digest=digest, role=Role(row.role), expires=row.expires, person=self._person(row))
+
+    def _counts(self, row: SessionRow) -> bool:
+        """Whether what a session began with is still good: the operator's token, or the settings of the provider."""
+        if row.holder.startswith(_OF_PERSON):
+            return bool(self._people) and row.holder.startswith(self._people)
+        return row.role != Role.OPERATOR or row.holder == self._operators
 
     async def holds(self, session: LoginSession) -> bool:
         """Whether a session has not been ended."""
+        if not session.by_cookie:
+            return session.expires > self.wall()
         try:
             await self._session_of(session.digest)
         except Unauthorized:
@@ -169,6 +220,14 @@ class LoginSessions:
         """Of the token in use: sessions of one that was replaced are good no more."""
         return f"token {self.token_sha256[:8].hex()}"
 
+    @property
+    def _people(self) -> str:
+        """Begins the holder of people's sessions; other settings of the provider end those. "" without a provider."""
+        return f"{_OF_PERSON}{self.provider.settings.digest} " if self.provider is not None else ""
+
+    def _person(self, row: SessionRow) -> str:
+        return row.label if row.holder.startswith(_OF_PERSON) else ""
+
     def _secret(self) -> str:
         return base64.urlsafe_b64encode(self._randomness(_SECRET_BYTES)).decode("ascii").rstrip("=")
 
@@ -178,12 +237,17 @@ def digest_of(secret: str) -> bytes:
     return hashlib.sha256(secret.strip().encode("utf-8")).digest()
 
 
-def cookie_in(lines: list[tuple[str, str]]) -> str:
-    """The session's cookie among header fields, each with its name in small letters; empty if there is none."""
+def is_signed(token: str) -> bool:
+    """Whether this looks like a signed token of an identity provider (JWT); the operator's and links' have no dots."""
+    return token.count(".") == 2
+
+
+def cookie_in(lines: list[tuple[str, str]], cookie: str = COOKIE) -> str:
+    """The cookie of this name among header fields, each with its name in small letters; empty if there is none."""
     for name, value in lines:
         if name == "cookie":
             for part in value.split(";"):
                 key, _, secret = part.strip().partition("=")
-                if key == COOKIE:
+                if key == cookie:
                     return secret
     return ""

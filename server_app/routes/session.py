@@ -50,7 +50,10 @@ LinkId = Annotated[str, Path(min_length=1, max_length=64)]
     },
 )
 async def sign_in(body: SessionIn, request: Request, response: Response, sessions: AnySessions) -> None:
-    """Sign in with the operator's token, or that of a read-only link; a cookie stands for it from then on."""
+    """Sign in with the operator's token, that of a read-only link, or one of the identity provider.
+
+    A cookie stands for it from then on.
+    """
     headers = Headers(request.scope)
     if cookie_in(headers.items()) and headers.get(OWN_HEADER) != "1":
         raise Rejection(ProblemKind.CROSS_SITE, "with a cookie, signing in needs the header X-Fedcore: 1")
@@ -60,10 +63,15 @@ async def sign_in(body: SessionIn, request: Request, response: Response, session
         if (refused := guarded_request(request).refused) is not None:
             await refused()
         raise
+    set_session(response, secret, sessions.seconds_left(session))
+
+
+def set_session(response: Response, secret: str, seconds: float) -> None:
+    """Set the session's cookie, for so many seconds."""
     response.set_cookie(
         COOKIE,
         secret,
-        max_age=max(math.ceil(sessions.seconds_left(session)), 1),
+        max_age=max(math.ceil(seconds), 1),
         path="/",
         secure=True,
         httponly=True,
@@ -76,15 +84,16 @@ async def session(request: Request, services: AnyServices) -> SessionOut:
     """Who asks, and until when that is good."""
     known = guarded_request(request)
     expires = None if known.session is None else _time(known.session.expires)
-    return SessionOut(role=known.role, federation=services.roster.federation, expires=expires)
+    person = "" if known.session is None else known.session.person
+    return SessionOut(role=known.role, federation=services.roster.federation, expires=expires, person=person)
 
 
 @router.delete("/session", status_code=204, responses=problem_responses(ProblemKind.NOT_FOUND))
 async def sign_out(request: Request, response: Response, sessions: AnySessions) -> None:
     """End the session, and the streams that it has open."""
     known = guarded_request(request).session
-    if known is None:
-        raise Rejection(ProblemKind.NOT_FOUND, "the operator's token itself is no session; nothing ends")
+    if known is None or not known.by_cookie:
+        raise Rejection(ProblemKind.NOT_FOUND, "a token itself is no session; nothing ends")
     await sessions.sign_out(known)
     response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
 
@@ -94,7 +103,7 @@ async def make_link(body: LinkIn, request: Request, services: AnyServices, sessi
     """Create a read-only link to the page. Its token appears only in this answer."""
     token, row = await sessions.make_link(body)
     # Behind `#`, where it is sent to no server and stands in no log.
-    url = f"{await in_thread(_address, request, services.settings)}/#view={token}"
+    url = f"{await address_of(request, services.settings)}/#view={token}"
     return LinkOut(**_info(row).model_dump(), token=token, url=url)
 
 
@@ -110,11 +119,15 @@ async def revoke(link: LinkId, sessions: AnySessions) -> None:
     await sessions.revoke(link)
 
 
-def _address(request: Request, settings: ServerSettings) -> str:
-    """Where people reach the page: never merely where the request says, since a link holds a secret.
+async def address_of(request: Request, settings: ServerSettings) -> str:
+    """Where people reach the page: never merely where the request says, since a link holds a secret, a login a code.
 
     As configured; or as the request says, if the certificate names that; or what the certificate names first.
     """
+    return await in_thread(_address, request, settings)
+
+
+def _address(request: Request, settings: ServerSettings) -> str:
     if settings.public_url or settings.certificate is None:
         return settings.public_url or settings.url or f"https://{request.url.netloc}"
     names = hosts_of(read_certificate(settings.certificate))

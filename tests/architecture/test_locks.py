@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"(?P<name>\S+)==(?P<version>[^\s;]+)(?P<rest>.*)", re.DOTALL)
-IMAGES = ("huggingface", "postgres", "s3", "tracing")
+IMAGES = ("huggingface", "oidc", "pkcs11", "postgres", "s3", "tracing")
 LOCKS = {
     "requirements.lock": (),
     "requirements-extras.lock": IMAGES,

@@ -1,7 +1,7 @@
 """A client's identity key: made, opened and replaced here and nowhere else.
 
-The key lies in a file of its owner, unencrypted, mode 0600. All that the rest asks of it is to sign (`Signer`), so a
-site that keeps its keys in a token (PKCS #11) would replace the functions of this module and nothing else.
+The key lies in a file of its owner, unencrypted, mode 0600; or that file has the URI of a key in a token (PKCS #11,
+`token_keys`). All that the rest asks of it is to sign (`Signer`).
 
 While a key is replaced there are two: identity.key, and next to it identity.next.key, which takes its place once the
 federation's roster names it.
@@ -17,7 +17,8 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import EnvironmentFailure
-from fedcore.federation.files import broken, private_pem, read_identity, write_file
+from fedcore.federation.files import broken, private_pem, write_file
+from fedcore.federation.kits.token_keys import key_in_token, read_signer
 from fedcore.secagg import Signer
 from fedcore.system.files import sync_folder
 
@@ -25,14 +26,14 @@ IDENTITY_FILE: Final = "identity.key"
 NEXT_IDENTITY_FILE: Final = "identity.next.key"
 
 
-def make_identity(folder: Path, randomness: Callable[[int], bytes]) -> Signer:
-    """A new key in a folder that has none yet."""
-    return _make(folder / IDENTITY_FILE, randomness)
+def make_identity(folder: Path, randomness: Callable[[int], bytes], uri: str = "") -> Signer:
+    """A new key in a folder that has none yet; with the URI of a key in a token, that one."""
+    return _make(folder / IDENTITY_FILE, randomness, uri)
 
 
-def make_next(folder: Path, randomness: Callable[[int], bytes]) -> Signer:
-    """The key that is to replace the one in use: the one that waits already, or a new one."""
-    return next_identity(folder) or _make(folder / NEXT_IDENTITY_FILE, randomness)
+def make_next(folder: Path, randomness: Callable[[int], bytes], uri: str = "") -> Signer:
+    """The key that is to replace the one in use: the one that waits already, or a new one, or that of a URI."""
+    return next_identity(folder) or _make(folder / NEXT_IDENTITY_FILE, randomness, uri)
 
 
 def open_identity(folder: Path, public_key: bytes | None = None) -> Signer:
@@ -42,7 +43,7 @@ def open_identity(folder: Path, public_key: bytes | None = None) -> Signer:
         public_key: raw Ed25519, 32 bytes, as the roster has it; without it the key in use. A key that waits is opened
             where the roster names that one already.
     """
-    identity: Signer = read_identity(folder / IDENTITY_FILE)
+    identity = read_signer(folder / IDENTITY_FILE)
     if public_key is None or public_bytes(identity) == public_key:
         return identity
     following = next_identity(folder)
@@ -54,7 +55,7 @@ def open_identity(folder: Path, public_key: bytes | None = None) -> Signer:
 def next_identity(folder: Path) -> Signer | None:
     """The key that waits to replace the one in use, if there is one."""
     path = folder / NEXT_IDENTITY_FILE
-    return read_identity(path) if path.exists() else None
+    return read_signer(path) if path.exists() else None
 
 
 def use_next(folder: Path) -> None:
@@ -71,7 +72,11 @@ def public_bytes(identity: Signer) -> bytes:
     return identity.public_key().public_bytes_raw()
 
 
-def _make(path: Path, randomness: Callable[[int], bytes]) -> Signer:
+def _make(path: Path, randomness: Callable[[int], bytes], uri: str) -> Signer:
+    if uri:
+        key = key_in_token(uri)
+        write_file(path, f"{key.uri.text}\n", secret=True)
+        return key
     identity = Ed25519PrivateKey.from_private_bytes(randomness(32))
     write_file(path, private_pem(identity), secret=True)
     return identity

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from fedcore.federation.approval import ANY, APPROVED_FILE, LISTED, ApprovedApps
-from fedcore.federation.files import broken, read_certificate, read_private_key, read_secret, read_text
+from fedcore.federation.files import REMEDY, broken, read_certificate, read_private_key, read_secret, read_text
 from fedcore.federation.roster import Roster
 from fedcore.system.sandbox.sandbox import Rules
 
@@ -190,11 +190,23 @@ def token_hash(path: Path) -> bytes:
 
 def bearer_token(path: Path) -> str:
     """The operator's token."""
+    if not path.exists():
+        what = "copy it from the federation's operator, sign in with `fedcore login`, or set the variable FEDCORE_TOKEN"
+        raise broken(path, "there is no token", what, check="no-token")
+    return _word(path, "not a bearer token")
+
+
+def session_of(path: Path) -> str:
+    """The session that `fedcore login` began; "" if there is none."""
+    return _word(path, "not a session", "sign in again with `fedcore login`") if path.exists() else ""
+
+
+def _word(path: Path, reason: str, remedy: str = REMEDY) -> str:
+    """A secret without blanks, so that it can stand in a header (RFC 6750, 2.1)."""
     try:
-        token = read_secret(path).decode("ascii").strip()
+        word = read_secret(path).decode("ascii").strip()
     except UnicodeDecodeError:
-        token = ""
-    # Printable and without blanks, so that it can stand in an Authorization header (RFC 6750, 2.1).
-    if not token or not token.isprintable() or " " in token:
-        raise broken(path, "not a bearer token")
-    return token
+        word = ""
+    if not word or not word.isprintable() or " " in word or ";" in word:
+        raise broken(path, reason, remedy)
+    return word

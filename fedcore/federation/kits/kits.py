@@ -6,6 +6,7 @@ and that nobody but their owner can read the secrets. Secrets stay out of every 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +38,10 @@ from fedcore.federation.kits.kit_values import (
     progress_seconds,
     proxies,
     server_urls,
+    session_of,
     token_hash,
 )
+from fedcore.federation.kits.oidc_settings import TABLE, OidcSettings
 from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Roster
 from fedcore.secagg import Signer
@@ -59,6 +62,8 @@ AUTHORITY_SETTINGS: Final = "federation.toml"
 AUTHORITY_KEY: Final = "authority.key"
 CA_KEY: Final = "ca.key"
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of a file
+TOKEN_VARIABLE: Final = "FEDCORE_TOKEN"  # noqa: S105 - of a variable
+SESSION_FILE: Final = "session"
 
 _REACHED: Final[Mapping[str, type]] = {"server-url": str, "servers": list, "tls-ca": str}
 _OF_CLIENT: Final[Mapping[str, type]] = {"traces": str, "progress-seconds": float}
@@ -76,6 +81,7 @@ _OPTIONAL_KEYS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("app-env", "app-read", "trust-proxy"), list),
     **dict.fromkeys(("min-cohort", "keep-runs", "keep-days"), int),
     "app-sandbox": bool,
+    TABLE: dict,
 }
 """Keys that it may have."""
 
@@ -160,6 +166,7 @@ class ServerKit:
     operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
     metrics_listen: "host:port" of the metrics, empty for none.
     traces: the OTLP endpoint, empty for none.
+    oidc: the identity provider at which people may sign in; None for none.
     """
 
     folder: Path
@@ -186,6 +193,7 @@ class ServerKit:
     keep_days: int = 0
     public_url: str = ""
     address: str = ""
+    oidc: OidcSettings | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -231,6 +239,7 @@ class ServerKit:
             keep_days=limit_of(path, values, "keep-days"),
             public_url=https_address(path, "public-url", values.get("public-url", "")),
             address=https_address(path, "address", values.get("address", "")),
+            oidc=OidcSettings.of_table(path, values[TABLE]) if TABLE in values else None,
         )
 
     @property
@@ -241,10 +250,12 @@ class ServerKit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorKit:
-    """What an operator needs to submit runs: the server's addresses, its CA, and a bearer token.
+    """What an operator needs to submit runs: the server's addresses, its CA, and a bearer token or a session.
 
     servers: the addresses of the federation's server, in the order in which they are tried.
     authority: the raw Ed25519 key (32 bytes) that signs the rosters, for the check of the transcript.
+    token: the bearer token; "" if there is a session.
+    session: the session that `fedcore login` began; "" for none.
     """
 
     folder: Path
@@ -253,14 +264,22 @@ class OperatorKit:
     ca_file: Path | None
     authority: bytes
     token: str = field(repr=False)
+    session: str = field(default="", repr=False)
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls, folder: Path, *, needs_token: bool = True) -> Self:
         """Read and check the operator's folder, or the federation's folder around it.
 
-        Raises KitError or UnknownKey.
+        The variable FEDCORE_TOKEN counts first, then the session of `fedcore login`, then the file `token`. Raises
+        KitError or UnknownKey.
+
+        Args:
+            folder: of the kit.
+            needs_token: whether none of the three is an error.
         """
         folder = kit_folder(folder, OPERATOR_FILE, "operator")
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        session = "" if token else session_of(folder / SESSION_FILE)
         path = folder / OPERATOR_FILE
         values = read_toml(path, {"federation": str, **_REACHED}, optional=_REACHED)
         return cls(
@@ -269,7 +288,8 @@ class OperatorKit:
             servers=server_urls(path, values),
             ca_file=_ca_file(folder, values),
             authority=read_authority(folder / AUTHORITY_FILE),
-            token=bearer_token(folder / TOKEN_FILE),
+            token=token or (bearer_token(folder / TOKEN_FILE) if needs_token and not session else ""),
+            session=session,
         )
 
 

@@ -49,9 +49,11 @@ from fedcore.federation.kits.kits import (
     TOKEN_FILE,
 )
 from fedcore.federation.kits.policy_text import policy_text
+from fedcore.federation.kits.token_keys import key_in_token
 from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Member, Roster, check_name
 from fedcore.flower.node.config import share_of_client
+from fedcore.secagg import Signer
 
 DEFAULT_HOSTS: Final = ("localhost", "127.0.0.1")
 DEFAULT_PORT: Final = 8443
@@ -82,7 +84,8 @@ class _Material:
     port: int
     policy: Policy
     roster: Roster
-    authority: Ed25519PrivateKey = field(repr=False)
+    authority: Signer = field(repr=False)
+    authority_file: bytes = field(repr=False)
     identities: tuple[Ed25519PrivateKey, ...] = field(repr=False)
     ca_key: bytes = field(repr=False)
     ca: bytes
@@ -136,15 +139,17 @@ def create(
     hosts: Sequence[str] = DEFAULT_HOSTS,
     port: int = DEFAULT_PORT,
     bind: str | None = None,
+    authority_key: str = "",
     randomness: tls.Randomness = os.urandom,
 ) -> FederationFolder:
     """Make a federation without clients in `folder`: its authority, server and operator. Clients enrol.
 
-    Arguments and errors are those of `provision`.
+    Arguments and errors are those of `provision`; `authority_key` is the URI of the authority's key in a token, "" for
+    one in a file.
     """
     _check(name, hosts, port, bind)
     least = Policy.default(FEWEST_CLIENTS)
-    return _write(folder, _make_material(name, 0, now, tuple(hosts), port, bind, least, randomness))
+    return _write(folder, _make_material(name, 0, now, tuple(hosts), port, bind, least, randomness, authority_key))
 
 
 def _write(folder: Path, material: _Material) -> FederationFolder:
@@ -186,8 +191,11 @@ def _make_material(
     bind: str | None,
     policy: Policy,
     randomness: tls.Randomness,
+    authority_key: str = "",
 ) -> _Material:
     authority, *identities = (Ed25519PrivateKey.from_private_bytes(randomness(32)) for _ in range(clients + 1))
+    in_token = key_in_token(authority_key) if authority_key else None
+    signer = in_token or authority
     members = [
         Member(id=number, name=f"client-{number}", public_key=identity.public_key().public_bytes_raw())
         for number, identity in enumerate(identities, start=1)
@@ -203,8 +211,9 @@ def _make_material(
         bind=bind or ("127.0.0.1" if all(map(tls.is_loopback, hosts)) else "0.0.0.0"),  # noqa: S104 - asked for
         port=port,
         policy=policy,
-        roster=Roster.sign(name, members, authority),
-        authority=authority,
+        roster=Roster.sign(name, members, signer),
+        authority=signer,
+        authority_file=f"{in_token.uri.text}\n".encode() if in_token is not None else private_pem(authority),
         identities=tuple(identities),
         ca_key=private_pem(ca_key),
         ca=tls.certificate_pem(ca),
@@ -216,7 +225,7 @@ def _make_material(
 
 def _write_authority(folder: Path, material: _Material) -> None:
     write_file(folder / AUTHORITY_SETTINGS, authority_text(material.name, material.server_url))
-    write_file(folder / AUTHORITY_KEY, private_pem(material.authority), secret=True)
+    write_file(folder / AUTHORITY_KEY, material.authority_file, secret=True)
     write_file(folder / CA_KEY, material.ca_key, secret=True)
     write_file(folder / ROSTERS_FILE, chain_text([material.roster]))
     _write_trust(folder, material)

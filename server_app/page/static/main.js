@@ -4,7 +4,7 @@ import { ask, Problem } from "./api.js";
 import { Links } from "./links.js";
 import { Overview } from "./overview.js";
 import { Run } from "./run.js";
-import { SignIn, signIn, tokenInAddress } from "./signin.js";
+import { failureInAddress, SignIn, signIn, tokenInAddress } from "./signin.js";
 
 const byId = (id) => document.getElementById(id);
 let session = null;
@@ -21,10 +21,10 @@ function show(next, name, title) {
   }
 }
 
-function askToSignIn(failed) {
+function askToSignIn(failed, wasPerson = false) {
   session = null;
   byId("pages").hidden = byId("sign-out").hidden = true;
-  show(new SignIn(begin, failed), "", "Sign in · fedcore");
+  show(new SignIn(begin, failed, wasPerson), "", "Sign in · fedcore");
   page.input.focus();
 }
 
@@ -42,25 +42,27 @@ function route() {
   }
 }
 
-async function begin() {
+async function begin(failed = "") {
   try {
     session = await ask("GET", "v1/session");
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    askToSignIn(error.status === 401 ? "" : error.message);
+    askToSignIn(error.status === 401 ? failed : error.message);
     return;
   }
+  byId("sign-out").title = session.person ? `Signed in as ${session.person}` : "";
   byId("pages").hidden = byId("sign-out").hidden = false;
   byId("links-page").hidden = session.role !== "operator";
   route();
 }
 
 async function signOut() {
+  const wasPerson = Boolean(session?.person);
   try {
     await ask("DELETE", "v1/session");
   } finally {
     history.replaceState(null, "", location.pathname);
-    askToSignIn("");
+    askToSignIn("", wasPerson);
   }
 }
 
@@ -106,7 +108,8 @@ addEventListener("hashchange", follow);
 addEventListener("fedcore-signed-out", () => session && askToSignIn("You were signed out."));
 nameTheme();
 
+const noLogin = failureInAddress();
 const token = tokenInAddress();
 const failed = token ? await signIn(token) : "";
 if (failed) askToSignIn(failed);
-else await begin();
+else await begin(noLogin);

@@ -1,0 +1,1 @@
+"""Signing in at the identity provider of an institution, for the commands of an operator or viewer."""

@@ -1,0 +1,78 @@
+"""Begins and ends the session of an operator's kit, at the federation's server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from client_app.http.errors import refusal, tls_context, unanswered
+from client_app.operator.client import OperatorClient
+from client_app.operator.login.device import id_token_of
+from client_app.output import clean
+from fedcore.errors import ConfigurationError, PeerError, Refused
+from fedcore.federation.kits.kit_values import session_of
+from fedcore.federation.kits.kits import SESSION_FILE, OperatorKit
+from fedcore.system.files import write_file
+from fedcore.wire.watch import OidcOut, SessionOut
+
+_SECONDS = 30.0
+_COOKIE = "fedcore-session"
+
+
+def sign_in(folder: Path, say: Callable[[str], None]) -> SessionOut:
+    """Sign in with the device flow, and keep the session in the kit; `say` gets what the person has to do."""
+    kit = OperatorKit.load(folder, needs_token=False)
+    for url in kit.servers[:-1]:  # the one that leads, if several answer
+        with contextlib.suppress(Refused, PeerError):
+            return _sign_in(kit, url, say)
+    return _sign_in(kit, kit.servers[-1], say)
+
+
+def _sign_in(kit: OperatorKit, url: str, say: Callable[[str], None]) -> SessionOut:
+    with httpx.Client(base_url=url, verify=tls_context(kit.ca_file), timeout=_SECONDS, trust_env=False) as server:
+        provider = OidcOut.model_validate_json(_ask(server, url, "GET", "/v1/oidc").content)
+        with httpx.Client(verify=tls_context(None), timeout=_SECONDS, trust_env=False) as outside:
+            token = id_token_of(provider, outside, say)
+        secret = _ask(server, url, "POST", "/v1/session", {"token": token}).cookies.get(_COOKIE)
+    if not secret:
+        raise PeerError("the server began no session")
+    known_kit = replace(kit, servers=(url,), token="", session=secret)
+    with OperatorClient(known_kit) as client:
+        known = client.whoami()
+    write_file(kit.folder / SESSION_FILE, f"{secret}\n", mode=0o600)
+    return known.model_copy(update={"person": clean(known.person), "federation": clean(known.federation)})
+
+
+def sign_out(folder: Path) -> bool:
+    """End the kit's session, here and at the server; False if there is none."""
+    kit = OperatorKit.load(folder, needs_token=False)
+    secret = session_of(kit.folder / SESSION_FILE)
+    if not secret:
+        return False
+    try:
+        with contextlib.suppress(PeerError), OperatorClient(replace(kit, token="", session=secret)) as client:
+            client.sign_out()  # one that has ended already is refused
+    finally:
+        (kit.folder / SESSION_FILE).unlink(missing_ok=True)
+    return True
+
+
+def _ask(server: httpx.Client, url: str, method: str, path: str, body: dict[str, str] | None = None) -> httpx.Response:
+    try:
+        answer = server.request(method, path, json=body)
+    except httpx.TransportError as error:
+        raise unanswered(url, error) from error
+    if answer.is_success:
+        return answer
+    error = refusal(answer.status_code, answer.content, of="this login")
+    if isinstance(error, Refused) and error.kind == "not-found" and path == "/v1/oidc":
+        raise ConfigurationError(
+            f"the server at {url} knows no identity provider: its owner adds [oidc] to server.toml; the file token of "
+            "the operator's kit works without",
+            check="no-oidc",
+        )
+    raise error
