@@ -168,12 +168,25 @@ def test_the_dashboard_has_the_form_that_grafana_reads() -> None:
         assert any(apart) or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
 
 
-def test_the_dashboard_shows_every_metric_and_no_other() -> None:
-    families = {family.name: family for family in Metrics().registry.collect()}
+def samples_of_a_server() -> dict[str, str]:
+    """What a server exposes: the name of a sample -> that of its metric."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
-    samples = {name + end: name for name, family in families.items() for end in suffixes.get(family.type, ())}
+    families = Metrics().registry.collect()
+    return {family.name + end: family.name for family in families for end in suffixes.get(family.type, ())}
+
+
+def test_the_alarms_name_metrics_of_a_server() -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "fedcore.rules.yml").read_text())
+    expressions = " ".join(rule["expr"] for group in rules["groups"] for rule in group["rules"])
+    named = set(re.findall(r"\bfedcore_\w+", expressions))
+    assert named
+    assert named <= samples_of_a_server().keys()
+
+
+def test_the_dashboard_shows_every_metric_and_no_other() -> None:
+    samples = samples_of_a_server()
     text = json.dumps([target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]])
     shown = set(re.findall(r"\b(?:fedcore|process)_\w+", text))
     assert shown <= samples.keys()
-    missing = {name for name in families if name.startswith("fedcore_")} - {samples[name] for name in shown}
+    missing = {name for name in samples.values() if name.startswith("fedcore_")} - {samples[name] for name in shown}
     assert missing == {"fedcore_runs_led"}
