@@ -113,7 +113,7 @@ async def _run_agent(options: Options) -> None:
             for line in plan_lines(installed):
                 output.info("plan", line.strip())
             group = _group(settings, options.size, output)
-            group.on_progress = StepsFile(state_dir).note
+            group.on_progress, group.traces = StepsFile(state_dir).note, traces
             note_sandbox(state_dir, _sandbox(options.size, settings)[0])
             transport = _transport(kit, output)
             first_models = DerivedModels(state_dir, output, settings.rules)

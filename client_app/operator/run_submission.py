@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from fedcore.monitoring.trackers import Track
 from fedcore.run.settings import JobSettings
 from fedcore.state import open_initial, sha256_file
 from fedcore.system.assignments import override, parse_assignments
+from fedcore.system.tracing import open_traces
 from fedcore.wire.operator import RunIn
 
 
@@ -49,9 +53,12 @@ def run_app(
     """Carry out `fedcore run`, with its output; raises FedcoreError."""
     made = operator_client(operator, server, connect_seconds)
     screen = Screen(as_json)
+    began = time.monotonic()
     submission = _submission(options)
-    with made as client:
+    with made as client, closing(open_traces("", service="fedcore-run", instance=socket.gethostname())) as traces:
         run = _begin(client, options, submission)
+        began_following = time.monotonic()
+        traces.record("submit", run, began=began, ended=began_following)
         screen.begin(run)
         if detach:
             screen.note(f"the run continues without this command; to follow it: fedcore runs attach {run}")
@@ -65,6 +72,7 @@ def run_app(
                     client.cancel(run)
                 raise
             save_results(client, record, final, out, screen, tracking)
+        traces.record("follow", run, began=began_following, ended=time.monotonic())
 
 
 def _submission(options: RunOptions) -> RunIn | None:

@@ -137,6 +137,8 @@ class _ElasticRanks:
                 if receiving.done():
                     message = receiving.result()
                     if not isinstance(message, Progress):
+                        if progress is not None:
+                            progress.note_answer(0)
                         return message
                     if progress is not None:
                         progress.take(0, message)

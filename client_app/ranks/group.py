@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from fedcore.system.files import full_disk_named, make_private_folder, remove_tr
 from fedcore.system.json_lines import printed_lines
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
+from fedcore.system.tracing import WORK, Traces, traceparent
 from fedcore.wire.base import Scalar
 from fedcore.wire.tasks import Task
 
@@ -164,6 +166,7 @@ class RankGroup(ABC):
     settings: GroupSettings
     output: Output
     on_progress: OnProgress = field(default=lambda steps, still: None, kw_only=True)
+    traces: Traces = field(default_factory=Traces, kw_only=True)
     _starting: asyncio.Task[RunningRanks] | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
     _lost: RunningRanks | None = field(default=None, init=False)
@@ -218,7 +221,13 @@ class RankGroup(ABC):
             aggregated_round: the round of this client's last training whose update was in its sum, 0 for none.
         """
         made = (self.settings.scratch or self.private) / f"new-{secrets.token_hex(8)}.safetensors"
-        request = RankTask(task=task, model=str(model) if model else None, out=str(made), counted=aggregated_round)
+        request = RankTask(
+            task=task,
+            model=str(model) if model else None,
+            out=str(made),
+            counted=aggregated_round,
+            traceparent=traceparent(WORK, task.run, task.exchange, self.traces.instance),
+        )
         try:
             answer = await self._ask(request, Limit.of(task.seconds))
             if answer.trained:
@@ -231,8 +240,12 @@ class RankGroup(ABC):
         running = await self._ready(limit)
         await self._stop_watching()
         try:
-            progress = TaskProgress(self.settings.progress_seconds, self.on_progress)
-            answer = (await running.ask(request, limit, progress))[0]
+            progress, began = TaskProgress(self.settings.progress_seconds, self.on_progress), time.monotonic()
+            try:
+                answer = (await running.ask(request, limit, progress))[0]
+            finally:
+                for rank, ended in progress.answers.items():
+                    self._trace(rank, request.task, began, ended)
             if not isinstance(answer, LocalAnswer):
                 raise RankFailed("rank 0 gave an unexpected answer", RANK_KILLED)
         except BaseException as error:
@@ -244,6 +257,9 @@ class RankGroup(ABC):
             raise
         self._watch(running)
         return answer
+
+    def _trace(self, rank: int, task: Task, began: float, ended: float) -> None:
+        self.traces.record(f"rank {rank}", task.run, task.exchange, began=began, ended=ended, below=WORK)
 
     async def stop(self) -> None:
         """End the ranks and everything that they started."""

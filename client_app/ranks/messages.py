@@ -41,6 +41,7 @@ class RankTask(Message):
     out: where rank 0 puts the new one.
     model_bytes: size of the model, for machines that have yet to receive it.
     counted: the round of the client's last training whose update was in its sum, 0 for none.
+    traceparent: the span of this work (W3C Trace Context), for spans of the app's own.
     """
 
     op: Literal["task"] = "task"
@@ -49,6 +50,7 @@ class RankTask(Message):
     out: str
     model_bytes: int = 0
     counted: int = 0
+    traceparent: str = ""
 
 
 class Ready(Message):

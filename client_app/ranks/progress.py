@@ -7,6 +7,7 @@ steps is never stuck: for it only the task's deadline counts.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,6 +53,8 @@ class TaskProgress:
     seconds: float
     tell: OnProgress
     ranks: dict[int, RankProgress] = field(default_factory=dict, init=False)
+    answers: dict[int, float] = field(default_factory=dict, init=False)
+    """When each rank answered, by the monotonic clock."""
     _last: float = field(default_factory=lambda: asyncio.get_running_loop().time(), init=False)
 
     def expect(self, numbers: Iterable[int]) -> None:
@@ -63,6 +66,10 @@ class TaskProgress:
         """A rank has reported."""
         self.expect([rank])
         self.ranks[rank].take(report)
+
+    def note_answer(self, rank: int) -> None:
+        """A rank has answered: its part is over."""
+        self.answers[rank] = time.monotonic()
 
     def look(self) -> None:
         """Raise RankFailed if a rank is stuck. To be called every LOOK_SECONDS.

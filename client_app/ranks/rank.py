@@ -114,6 +114,7 @@ def run(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Don
     from fedcore.state import ModelState
 
     runner.aggregated_round = request.counted
+    os.environ["TRACEPARENT"] = request.traceparent
     if request.task.aggregation == "plain":
         return _answer(runner, rank, request)
     model = ModelState.open(Path(request.model)) if request.model else None

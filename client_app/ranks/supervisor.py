@@ -101,6 +101,8 @@ class RankProcess:
             while isinstance(answer := await self.connection.receive(), Progress):
                 if progress is not None:
                     progress.take(self.number, answer)
+            if progress is not None:
+                progress.note_answer(self.number)
             return answer
         except ConnectionError:
             return None

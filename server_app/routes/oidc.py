@@ -27,7 +27,11 @@ CALLBACK: Final = "/oidc/callback"
 _FAILED: Final = "/#sign-in="
 """Behind it is a word that the page has a sentence for."""
 
-router = APIRouter(route_class=ForEverybody, tags=["session"], responses=problem_responses(ProblemKind.NOT_FOUND))
+router = APIRouter(
+    route_class=ForEverybody,
+    tags=["session"],
+    responses=problem_responses(ProblemKind.NOT_FOUND, ProblemKind.MALFORMED),
+)
 Text = Annotated[str, Query(max_length=4096)]
 
 

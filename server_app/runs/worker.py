@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from fedcore.errors import FedcoreError, LeaseLost, RunFailed, StorageFull, Stor
 from fedcore.run.engine.journal import Journal
 from fedcore.run.engine.state import RunState
 from fedcore.system.concurrency import end
+from fedcore.system.tracing import RUN
 from fedcore.wire.events import RunResumed, TrafficCounted
 from fedcore.wire.operator import RunStatus
 from fedcore.wire.tasks import ModelRef
@@ -124,6 +126,8 @@ class RunWorker:
             run, status, reason, seconds=round(seconds, 3), time=self.now(), model=model, before=before
         )
         if ended:
+            now = time.monotonic()
+            self._services.traces.record(RUN, run, began=now - seconds, ended=now)
             self._services.metrics.run_ended(status)
             log.info("run %s %s%s", run, status.value, f": {reason}" if reason else "")
         self._services.run_bell.ring()

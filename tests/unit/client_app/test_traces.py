@@ -1,4 +1,4 @@
-"""One trace a round, of spans from the clients to the sum; and nothing where nobody asked for it."""
+"""One trace a run, of spans from the command to the ranks; and nothing where nobody asked for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from client_app.exchange.exchange import take_part
 from fedcore.errors import ConfigurationError
 from fedcore.federation import provision
 from fedcore.state import ModelState
-from fedcore.system.tracing import EXCHANGE, RoundTraces, Traces, open_traces, trace_ids
+from fedcore.system.tracing import EXCHANGE, RUN, WORK, RoundTraces, Traces, open_traces, span_id, trace_id, traceparent
 
 __all__ = [
     "allow",
@@ -69,7 +69,7 @@ def traces_to(exporter: InMemorySpanExporter, service: str) -> RoundTraces:
     return RoundTraces(SimpleSpanProcessor(exporter), service=service, instance="test")
 
 
-async def test_a_round_is_one_trace_at_the_server(
+async def test_a_run_is_one_trace_at_the_server(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
 
@@ -84,14 +84,18 @@ async def test_a_round_is_one_trace_at_the_server(
             await asking
             model = ModelState.from_arrays({"w": np.ones(8, "float32")})
         await here.finish(run, app, model)
+    assert {span.context.trace_id for span in spans.get_finished_spans()} == {trace_id(run)}
+    [whole] = [span for span in spans.get_finished_spans() if span.name == RUN]
+    assert (whole.context.span_id, whole.parent) == (span_id(RUN, run), None)
     for exchange in (1, 2):
-        trace, above = trace_ids(run, exchange)
-        found = [span for span in spans.get_finished_spans() if span.context.trace_id == trace]
+        above = span_id(EXCHANGE, run, exchange)
+        of_run = [span for span in spans.get_finished_spans() if span is not whole]
+        found = [span for span in of_run if span.attributes["fedcore.exchange"] == exchange]
         names = [span.name for span in found]
         assert set(names) == STAGES | {EXCHANGE, "fold", "decode"}
         assert names.count("fold") == 4
         [root] = [span for span in found if span.name == EXCHANGE]
-        assert (root.context.span_id, root.parent) == (above, None)
+        assert (root.context.span_id, root.parent.span_id) == (above, whole.context.span_id)
         assert all(span.parent.span_id == above for span in found if span is not root)
         assert all(root.start_time - 10**6 <= span.start_time <= span.end_time for span in found)  # a millisecond
         assert all(set(span.attributes) == {"fedcore.run", "fedcore.exchange"} for span in found)
@@ -103,13 +107,25 @@ async def test_a_clients_spans_are_of_the_same_trace(
 ) -> None:
     async with script.serving():
         await take_part(script.task, replace(client, traces=traces_to(spans, "fedcore-client")))
-    trace, above = trace_ids(script.task.run, script.task.exchange)
+    run, exchange = script.task.run, script.task.exchange
+    trace, above = trace_id(run), span_id(EXCHANGE, run, exchange)
     found = spans.get_finished_spans()
     assert {span.name for span in found} >= {"download", "train", "encode", "mask and upload", "unmask", "take part"}
     assert {(span.context.trace_id, span.parent.span_id) for span in found} == {(trace, above)}
+    [work] = [span for span in found if span.name == "train"]
+    assert work.context.span_id == span_id(WORK, run, exchange, "test")
     told = json.dumps([json.loads(span.to_json()) for span in found])
     assert "loss" not in told
     assert "examples" not in told
+
+
+def test_a_rank_s_span_lies_below_its_client_s(spans: InMemorySpanExporter) -> None:
+    traces = traces_to(spans, "fedcore-client")
+    traces.record("rank 1", "r1", 7, began=1.0, ended=2.0, below=WORK)
+    [span] = spans.get_finished_spans()
+    known = f"00-{span.context.trace_id:032x}-{span.parent.span_id:016x}-01"
+    assert known == traceparent(WORK, "r1", 7, "test")
+    assert traceparent(WORK, "r1", 7, "another") != known
 
 
 def test_nothing_is_traced_unless_an_endpoint_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +172,6 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch, by_environment
     [resource] = request.resource_spans
     [span] = resource.scope_spans[0].spans
     assert span.name == "train"
-    assert int.from_bytes(span.trace_id, "big") == trace_ids("r1", 7)[0]
+    assert int.from_bytes(span.trace_id, "big") == trace_id("r1")
     told = {item.key: item.value.string_value for item in resource.resource.attributes}
     assert (told["service.name"], told["service.instance.id"]) == ("fedcore-client", "hospital-3")
