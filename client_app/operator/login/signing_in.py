@@ -68,11 +68,11 @@ def _ask(server: httpx.Client, url: str, method: str, path: str, body: dict[str,
         raise unanswered(url, error) from error
     if answer.is_success:
         return answer
-    error = refusal(answer.status_code, answer.content, of="this login")
-    if isinstance(error, Refused) and error.kind == "not-found" and path == "/v1/oidc":
+    problem = refusal(answer.status_code, answer.content, of="this login")
+    if isinstance(problem, Refused) and problem.kind == "not-found" and path == "/v1/oidc":
         raise ConfigurationError(
             f"the server at {url} knows no identity provider: its owner adds [oidc] to server.toml; the file token of "
             "the operator's kit works without",
             check="no-oidc",
         )
-    raise error
+    raise problem
