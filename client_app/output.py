@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
 
+from fedcore.monitoring.formatting import moment
 from fedcore.system.standard_output import OutputLost
 
 Level = Literal["info", "warning", "error"]
@@ -50,7 +51,7 @@ class Output:
     def _write(self, level: Level, stage: str, text: str, fields: dict[str, Any]) -> None:
         now = self.clock()
         if self.as_json:
-            entry = {"time": round(now, 3), "level": level, "client": self.name, **self.context}
+            entry = {"time": moment(now), "level": level, "client": self.name, **self.context}
             line = json.dumps({**entry, "stage": stage, "text": clean(text), **fields}, default=str)
         else:
             line = self._human(now, level, stage, text, fields)
@@ -58,7 +59,7 @@ class Output:
             print(line, file=self.stream, flush=True)
 
     def _human(self, now: float, level: Level, stage: str, text: str, fields: dict[str, Any]) -> str:
-        moment = time.strftime("%H:%M:%S", time.localtime(now))
+        when = time.strftime("%H:%M:%S", time.localtime(now))
         position = ""
         if self.context:
             planned = f" of {self.context['rounds']}" if self.context.get("rounds") else ""
@@ -66,4 +67,4 @@ class Output:
         plain = "  [plain: the server can read this]" if self.context.get("aggregation") == "plain" else ""
         seconds = f"  {fields['seconds']:.2f} s" if "seconds" in fields else ""
         mark = "" if level == "info" else f"{level}: "
-        return f"{moment} {self.name}  {position}{stage:<12} {mark}{clean(text)}{seconds}{plain}"
+        return f"{when} {self.name}  {position}{stage:<12} {mark}{clean(text)}{seconds}{plain}"

@@ -13,10 +13,10 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
 
+from fedcore.monitoring.formatting import moment
 from fedcore.system.terminal import visible
 
 _CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("log context", default=MappingProxyType({}))
@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         entry: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": moment(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

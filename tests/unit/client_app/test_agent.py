@@ -280,7 +280,7 @@ async def test_json_lines_carry_the_exchange(script: Script, client: Client) -> 
     async with script.serving(), agent_running(talking) as running:
         await until(lambda: script.decoded, running)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert all(line["client"] == "client-1" and line["time"] == 1.5 for line in lines)
+    assert all(line["client"] == "client-1" and line["time"] == "1970-01-01T00:00:01.500Z" for line in lines)
     [upload] = [line for line in lines if line["stage"] == "upload"]
     assert (upload["round"], upload["exchange"], upload["aggregation"]) == (1, 1, "secure")
     assert upload["seconds"] > 0
