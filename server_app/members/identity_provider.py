@@ -46,6 +46,8 @@ _FRESH_SECONDS: Final = 3600.0
 """How long the provider's addresses and keys are good."""
 _AGAIN_SECONDS: Final = 60.0
 """At least so long lies between two fetches of keys because a token names one that is not known."""
+_PAUSE_SECONDS: Final = 10.0
+"""After the provider did not answer, it is left alone so long."""
 _TIMEOUT: Final = 10.0
 _MOST_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 100
@@ -121,6 +123,8 @@ class IdentityProvider:
             ) from None
         self._known: _Provider | None = None
         self._fetching = asyncio.Lock()
+        self._failure: Rejection | None = None
+        self._failed_at = 0.0
 
     async def authorization_url(self, *, redirect_uri: str, state: str, nonce: str, verifier: str) -> str:
         """The provider's page for a login, which then leads to `redirect_uri`."""
@@ -324,7 +328,14 @@ class IdentityProvider:
             known, now = self._known, self._wall()
             patience = _FRESH_SECONDS if newer_than is None or newer_than is not known else _AGAIN_SECONDS
             if known is None or not 0 <= now - known.since < patience:
-                known = self._known = await self._fetch(now)
+                if self._failure is not None and 0 <= now - self._failed_at < _PAUSE_SECONDS:
+                    raise self._failure  # or each stranger with a made-up token would have others wait behind it
+                try:
+                    known = self._known = await self._fetch(now)
+                except Rejection as error:
+                    self._failure, self._failed_at = error, now
+                    raise
+                self._failure = None
         return known
 
     async def _fetch(self, now: float) -> _Provider:

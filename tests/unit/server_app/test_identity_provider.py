@@ -131,12 +131,19 @@ async def test_a_provider_that_is_another_is_not_asked(change: dict[str, Any], c
     assert (refused.value.kind, refused.value.check) == (ProblemKind.IDENTITY_PROVIDER, check)
 
 
-async def test_a_provider_that_is_away_is_named() -> None:
-    provider = Provider()
+async def test_a_provider_that_is_away_is_named_and_left_alone_for_a_while() -> None:
+    provider, now = Provider(), [time.time()]
+    asks = asking(provider, wall=lambda: now[0])
     provider.is_away = True
     with pytest.raises(Rejection) as refused:
-        await asking(provider).person_of_token(provider.token())
+        await asks.person_of_token(provider.token())
     assert refused.value.check == "unreachable"
+    provider.is_away = False
+    with pytest.raises(Rejection):
+        await asks.person_of_token(provider.token())
+    assert provider.requests == []
+    now[0] += 11.0
+    assert (await asks.person_of_token(provider.token())).role is Role.OPERATOR
 
 
 @pytest.mark.parametrize(
