@@ -129,7 +129,7 @@ class RunWorker:
             now = time.monotonic()
             self._services.traces.record(RUN, run, began=now - seconds, ended=now)
             self._services.metrics.run_ended(status)
-            log.info("run %s %s%s", run, status.value, f": {reason}" if reason else "")
+            log.info("run %s %s%s", run, status.value, f": {reason}" if reason else "", extra={"run": run})
         self._services.run_bell.ring()
 
     def now(self) -> datetime:
