@@ -150,7 +150,7 @@ def _sessions(services: Services, token_sha256: bytes) -> LoginSessions:
         wall=services.wall,
         randomness=services.randomness,
         bell=services.run_bell,
-        provider=IdentityProvider(oidc, services.wall) if (oidc := services.settings.oidc) is not None else None,
+        provider=IdentityProvider(known, services.wall) if (known := services.settings.oidc) is not None else None,
     )
 
 
