@@ -28,7 +28,7 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks proofs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-slow test-all coverage check proof format lock peers sbom gpu clean
+.PHONY: help install demo docs test test-slow test-all matrix coverage check proof format lock peers sbom gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,11 @@ test-slow: $(STAMP)  ## run what `make test` leaves out
 	@$(PYTEST) $(SLOW_WORKERS) $(SLOW) --ignore $(ONE_FEDERATION) $(SLOW_FILES)
 
 test-all: test test-slow  ## run all tests
+
+# Folders of wheels that count as further indexes, such as one with builds of torch for the processor alone.
+WHEELS :=
+matrix: $(STAMP)  ## try the wheel on every Python that is here, with each Flower; installs gigabytes of torch without WHEELS=...
+	env $(FOR_UV) FLWR_TELEMETRY_ENABLED=0 $(PYTHON) benchmarks/matrix.py $(addprefix --find-links ,$(WHEELS)) --save build/matrix.md
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach
 	$(PYTEST) $(SLOW_WORKERS) --hypothesis-profile thorough tests --cov

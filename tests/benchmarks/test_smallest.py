@@ -109,6 +109,7 @@ CASES = {
     "hostile": Case("honest_completions_over_rounds"),
     "kills": Case("modes_that_say_what_was_lost"),
     "masking": Case("mask_two_threads_speedup"),
+    "matrix": Case("failures", lacks=lambda: "installs torch for each Python: make matrix"),
     "memory": Case("peak_over_model_single"),
     "mutation": Case("killed_over_total"),
     "network": Case("allreduce_over_clock", lacks=network),

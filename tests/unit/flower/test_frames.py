@@ -40,7 +40,8 @@ def test_a_look_at_flowers_loop_does_not_hold_what_it_has_let_go_of() -> None:
 
 def test_what_an_app_has_by_locals_stays_its_own() -> None:
     def app() -> object:
-        number, mine = 7, locals()
+        number = 7
+        mine = locals()
         return number, variable(caller(0), "number"), mine["number"]
 
     assert app() == (7, 7, 7)
