@@ -1,9 +1,9 @@
 """A network of nodes on one machine with a bandwidth and a latency of its own: namespaces and a relay of packets.
 
 Every node is a network namespace with a TUN device, and so has TCP of the kernel as it is. A process reads the
-packets, holds each as long as the links on its way would have, and hands it on. Nothing is lost, unless the caller
-cuts nodes off from each other (`Cuts`); queues have no end. Linux, as root. Where the kernel has `sch_netem`, `tc` can
-do the same between veth devices.
+packets, holds each as long as the links on its way would have, and hands it on. Nothing is lost and queues have no end,
+unless the caller says otherwise or cuts nodes off from each other (`Cuts`). Linux, as root. Where the kernel has
+`sch_netem`, `tc` can do the same between veth devices.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import ctypes
 import fcntl
 import heapq
 import json
+import math
 import multiprocessing
 import os
+import random
 import select
 import signal
 import struct
@@ -98,17 +100,36 @@ def is_possible() -> bool:
 
 
 @contextmanager
-def nodes(count: int, *, bandwidth: float, latency: float, cuts: Cuts | None = None) -> Iterator[list[Node]]:
+def nodes(
+    count: int,
+    *,
+    bandwidth: float,
+    latency: float,
+    cuts: Cuts | None = None,
+    first: float | None = None,
+    queue: float = math.inf,
+    loss: float = 0.0,
+) -> Iterator[list[Node]]:
     """`count` nodes, each on a link of `bandwidth` bits a second each way; to any other it takes `latency` seconds.
 
     Leaving takes everything away again.
 
-    cuts: which of them the caller cuts off from which, while the context lasts.
+    cuts: which of them the caller cuts off from which, while the context lasts. first: bits a second of the first
+    node's link, if it has another one. queue: seconds that a packet waits for a link at most; else it is lost. loss:
+    the chance that a link loses a packet.
     """
+    links = [
+        [
+            Link(first or bandwidth if not node else bandwidth, queue=queue, loss=loss, seed=2 * node + way)
+            for node in range(count)
+        ]
+        for way in range(2)
+    ]
+    switch = Switch(latency=latency, up=links[0], down=links[1], cuts=cuts or Cuts(count))
     made = [Node(number=number, prefix=f"fedcore-{os.getpid()}") for number in range(count)]
     context = multiprocessing.get_context("fork")
     ready = context.Event()
-    relay = context.Process(target=_relay, args=(made, bandwidth, latency, cuts or Cuts(count), ready), daemon=True)
+    relay = context.Process(target=_relay, args=(made, switch, ready), daemon=True)
     try:
         for node in made:
             _ip("netns", "add", node.namespace)
@@ -127,13 +148,25 @@ def nodes(count: int, *, bandwidth: float, latency: float, cuts: Cuts | None = N
 
 @dataclass(slots=True)
 class Link:
-    """One direction of a link: packets leave it one after another."""
+    """One direction of a link: packets leave it one after another.
+
+    queue, loss: as in `nodes`. seed: of what is lost by chance.
+    """
 
     bandwidth: float
+    queue: float = math.inf
+    loss: float = 0.0
+    seed: int = 0
     _free_at: float = 0.0
+    _chance: random.Random = field(init=False)
 
-    def through(self, at: float, size: int) -> float:
-        """When a packet of `size` bytes that comes at `at` has left."""
+    def __post_init__(self) -> None:
+        self._chance = random.Random(self.seed)
+
+    def through(self, at: float, size: int) -> float | None:
+        """When a packet of `size` bytes that comes at `at` has left; None if it is lost."""
+        if self._free_at - at > self.queue or (self.loss and self._chance.random() < self.loss):
+            return None
         self._free_at = max(at, self._free_at) + size * 8 / self.bandwidth
         return self._free_at
 
@@ -157,11 +190,15 @@ class Switch:
         if self.cuts.between(source, target):
             return
         left = self.up[source].through(now, len(packet))
+        if left is None:
+            return
         # The head of a packet goes on before its tail has come: two links in a row take as long as the slower one.
         head = left - len(packet) * 8 / self.up[source].bandwidth
-        due = self.down[target].through(head, len(packet)) + self.latency
+        arrival = self.down[target].through(head, len(packet))
+        if arrival is None:
+            return
         self._count += 1
-        heapq.heappush(self._waiting, (due, self._count, target, packet))
+        heapq.heappush(self._waiting, (arrival + self.latency, self._count, target, packet))
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
         """What has to arrive by now, in order."""
@@ -174,7 +211,7 @@ class Switch:
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
 
 
-def _relay(made: list[Node], bandwidth: float, latency: float, cuts: Cuts, ready: Event) -> None:
+def _relay(made: list[Node], switch: Switch, ready: Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     handles = []
@@ -186,8 +223,7 @@ def _relay(made: list[Node], bandwidth: float, latency: float, cuts: Cuts, ready
         _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", DEVICE)
         _ip("-n", node.namespace, "link", "set", DEVICE, "mtu", str(MTU), "up")
     ready.set()
-    links = [[Link(bandwidth) for _ in made] for _ in range(2)]
-    _forward(handles, Switch(latency=latency, up=links[0], down=links[1], cuts=cuts))
+    _forward(handles, switch)
 
 
 def _forward(handles: list[int], switch: Switch) -> None:

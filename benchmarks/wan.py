@@ -1,319 +1,291 @@
-"""The same training on a LAN and on a WAN: which mode reaches a target accuracy first, by the simulated clock.
+"""Rounds over slow lines: how long one takes over what its bytes take at the speed of the line.
 
-Every mode is trained once, by real processes. Only the clock differs between the networks, so that the second network
-is a matter of arithmetic; but what an asynchronous parameter server computes depends on who comes first, so that its
-modes are trained once for each.
+    python benchmarks/wan.py [--json] [--quick] [--lines 10mbit,80ms 2mbit,300ms] [--sizes 1e6] [--kinds plain]
+
+Each site is a network namespace on a line of its own, with TCP of the kernel and TLS; the server's line is fast. The
+app trains nothing. limit: the bytes of a round of these settings, the model down and the update up, at the speed of the
+line; round trips, headers and TCP's beginning are what is above it. The first round of a run, in which nothing is known
+of magnitudes and every client fetches the whole model, is compared with the model down and the same update up.
+
+A line of 300 ms loses one packet of a hundred, and a packet that would wait a second for a line is lost as well. The
+cut takes one site's line away for a minute in the middle of its upload; the run has to end with that site in every
+round.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-
-import matplotlib.figure
+from statistics import median
 
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
-from fedcore.comparison.execution import RunStart, execute_comparison
-from fedcore.comparison.measure.clock import (
-    TimedExchange,
-    allreduce_seconds,
-    averaging_seconds,
-    centralized_seconds,
-    federated_seconds,
-    local_seconds,
-)
-from fedcore.comparison.modes import parse_modes
-from fedcore.comparison.plan import CompareJob, plan
-from fedcore.comparison.report.document import Comparison
-from fedcore.comparison.report.drawing import MUTED, Drawing, Hover, label_lines, looks, percent_axis
-from fedcore.comparison.report.summary import percent
-from fedcore.comparison.results import CurvePoint, RunResult, number_of
-from fedcore.comparison.run import PlannedRun
-from fedcore.comparison.workers.schedule import Schedule
-from fedcore.errors import RunFailed
-from fedcore.flower.app import FlowerApp
-from fedcore.simulation.devices.network import Cost, Network
+from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
+from benchmarks.relay import Cuts, Node, is_possible, nodes
+from fedcore.comparison.federation import follow
+from fedcore.comparison.local_federation import FEDCORE, run_command
+from fedcore.errors import EnvironmentFailure
+from fedcore.federation import Policy, provision
+from fedcore.monitoring.line_speed import LineSpeed
+from fedcore.monitoring.run_record import RunRecord
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.base import Scalar
-from fedcore.wire.events import EventSink, ignore
+from fedcore.wire.events import RunEvent, StageProgress
 
-SITES = 4
-NETWORKS = ("lan", "wan")
-TRAINED_ONCE = "centralized,local,allreduce,local-sgd,diloco,federated,federated-plain"
-SMALLEST = ("allreduce,federated", "ps-sync")
-TRAINED_TWICE = "ps-sync,ps-async[momentum=0.5],ps-ssp[momentum=0.5]"
-"""Asynchrony acts like momentum; with the 0.9 of the apps on top of it they do not learn."""
-NO_RIVALS = ("centralized", "local")
-"""The first had its data brought together before; the second ends with a model for each site."""
-TARGETS = (0.9, 0.98)
-"""Shares of the best last accuracy of the rivals."""
-
-Curves = Mapping[str, tuple[CurvePoint, ...]]
-"""Label of a mode -> its curve on one network."""
-
-
-def _accuracy(point: CurvePoint) -> float:
-    """0 if it was not measured."""
-    return number_of(point.metrics, "accuracy") or 0.0
+CLIENTS = 4
+PORT = 8443
+SERVER_BITS = 1e9
+QUEUE_SECONDS = 1.0
+LOSS = 0.01
+LOSSY_TRIP = 0.2
+"""Round trips from which on a line loses packets, in seconds."""
+CONNECT_SECONDS = 240.0
+CUT_AFTER = 8.0
+CUT_SECONDS = 60.0
+LATER_AIM = 1.15
+FIRST_AIM = 1.5
+KINDS: Mapping[str, Mapping[str, Scalar]] = {
+    "plain": {"aggregation": "plain"},
+    "secure": {},
+    "quarter": {"upload-fraction": 0.25, "download-bits": 16},
+}
+"""Settings by kind; secure: 16 bits up and 32 down, quarter: 8 bits up and 16 down."""
+BYTES = {"plain": (4.0, 4.0), "secure": (4.0, 2.0), "quarter": (2.0, 1.0)}
+"""Bytes a parameter of a later round, down and up."""
+FIRST_DOWN = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """All modes on both networks. curves: by network. again: of the first network, computed as for the second."""
+class Cell:
+    """One run. seconds: of each round, or none if it failed, with the reason. cut: seconds that a line was away."""
 
-    app: str
-    rounds: int
-    cost: Cost
-    curves: Mapping[str, Curves]
-    again: Curves
-
-    @property
-    def rivals(self) -> list[str]:
-        """The modes that compete."""
-        return [label for label in self.curves[NETWORKS[0]] if label not in NO_RIVALS]
+    line: str
+    parameters: int
+    kind: str
+    seconds: tuple[float, ...] = ()
+    failure: str = ""
+    cut: float = 0.0
 
     @property
-    def targets(self) -> tuple[float, ...]:
-        """Accuracies that the better ones reach, rounded down to a thousandth."""
-        best = max(_accuracy(curves[label][-1]) for curves in self.curves.values() for label in self.rivals)
-        return tuple(math.floor(share * best * 1000) / 1000 for share in TARGETS)
+    def name(self) -> str:
+        """For figures."""
+        cut = "_cut" if self.cut else ""
+        return f"{self.kind}_{_power(self.parameters)}_{self.line.replace(',', '_')}{cut}"
 
-    def reached(self, network: str, label: str, target: float) -> float | None:
-        """Simulated seconds of the first evaluation at the target or above; None if there is none."""
-        return next(
-            (point.simulated_seconds for point in self.curves[network][label] if _accuracy(point) >= target),
-            None,
+    def limit(self, *, first: bool) -> float:
+        """Seconds of the bytes of a round at the speed of the line."""
+        speed, (down, up) = LineSpeed.parse(self.line), BYTES[self.kind]
+        assert speed.down is not None
+        assert speed.up is not None
+        return self.parameters * ((FIRST_DOWN if first else down) / speed.down + up / speed.up)
+
+    def figures(self) -> list[Figure]:
+        """Those of a run that ended well; with a cut, whether it did."""
+        if self.cut:
+            return [Figure(name=f"ends_well_{self.name}", value=float(not self.failure), aim=1.0, at_least=True)]
+        if not self.seconds:
+            return []
+        first = Figure(
+            name=f"first_round_over_line_limit_{self.name}",
+            value=self.seconds[0] / self.limit(first=True),
+            aim=FIRST_AIM,
+        )
+        if len(self.seconds) == 1:
+            return [first]
+        later = median(self.seconds[1:]) / self.limit(first=False)
+        return [first, Figure(name=f"round_over_line_limit_{self.name}", value=later, aim=LATER_AIM)]
+
+    def row(self) -> tuple[str, ...]:
+        """For the table."""
+        head = (self.line, _power(self.parameters), self.kind + (f", cut for {self.cut:.0f} s" if self.cut else ""))
+        limits = (f"{self.limit(first=True):.1f}", f"{self.limit(first=False):.1f}")
+        if not self.seconds:
+            return (*head, *limits, "failed", "", "")
+        ratio = f"{median(self.seconds[1:]) / self.limit(first=False):.2f}" if len(self.seconds) > 1 else ""
+        return (*head, *limits, f"{self.seconds[0]:.1f}", " ".join(f"{one:.1f}" for one in self.seconds[1:]), ratio)
+
+
+@dataclass(slots=True, kw_only=True)
+class Sites:
+    """A federation whose sites are on one kind of line."""
+
+    line: str
+    server: Node
+    clients: Sequence[Node]
+    cuts: Cuts
+    folder: Path
+    operator: Path
+    group: ChildProcesses
+    runs: int = field(default=0)
+
+    def run(self, kind: str, parameters: int, *, rounds: int, cut: float = 0.0) -> Cell:
+        """One run; its failure is a result. cut: seconds for which one site's line is away in its first upload."""
+        self.runs += 1
+        name, cutting = f"run-{self.runs}", threading.Event()
+        command = run_command(
+            APPS / "noop",
+            self.operator,
+            out=self.folder / "model.safetensors",
+            run_config={"num-server-rounds": rounds, "parameters": parameters, "min-nodes": CLIENTS},
+            settings={"min-clients": CLIENTS, **KINDS[kind]},
         )
 
-    def winner(self, network: str, target: float) -> str:
-        """The rival that is first at the target."""
-        times = {label: self.reached(network, label, target) for label in self.rivals}
-        return min(times, key=lambda label: math.inf if times[label] is None else times[label] or 0.0)
+        def hear(event: RunEvent) -> None:
+            if cut and isinstance(event, StageProgress) and event.stage == "input" and not cutting.is_set():
+                cutting.set()
+                threading.Thread(target=self._cut, args=(cut,), daemon=True).start()
+
+        child = self.group.start(name, [*self.server.command(), *command], piped=True)
+        try:
+            record = follow(self.group, child, hear)
+        finally:
+            self.group.stop(name)
+        cell = Cell(line=self.line, parameters=parameters, kind=kind, cut=cut)
+        failure = record.reason if record.status != "finished" else ""
+        if not failure and (record.dropouts or record.failures):
+            failure = "; ".join(map(str, [*record.dropouts, *record.failures]))
+        seconds = () if failure else round_seconds(record)
+        made = Cell(line=cell.line, parameters=parameters, kind=kind, seconds=seconds, failure=failure, cut=cut)
+        say(f"{', '.join(made.row())} {failure}")
+        return made
+
+    def _cut(self, seconds: float) -> None:
+        time.sleep(CUT_AFTER)
+        for is_cut, pause in ((True, seconds), (False, 0.0)):
+            self.cuts.set(self.clients[0], [self.server], cut=is_cut)
+            time.sleep(pause)
 
 
-def study(
-    app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path | None, *, modes: tuple[str, str]
-) -> Study:
-    """Train everything. modes: those that are trained once, and those that are for each network."""
-    lan, wan = (_network(name) for name in NETWORKS)
-    job = CompareJob(
-        app=FlowerApp.load(app),
-        modes=parse_modes(",".join(modes)),
-        sites=SITES,
-        out=folder / NETWORKS[0],
-        network=lan,
-        run_config=config,
-        data_dir=data_dir,
-    )
-    first = _carried_out(job)
-    assert first.cost is not None
-    known = replace(wan, step=first.cost.step, example=first.cost.example)
-    second = _carried_out(replace(job, modes=parse_modes(modes[1]), out=folder / NETWORKS[1], network=known))
-    counts = [site.training for site in first.split]
-    once = {run.label: run for run in plan(job) if not run.mode.name.startswith("ps-")}
-    results = {result.mode: result for result in first.runs}
-    retimed = {
-        network.name: {
-            label: retime(run, results[label], Schedule.of(run.config, counts), first.cost, network)
-            for label, run in once.items()
-        }
-        for network in (lan, wan)
-    }
-    return Study(
-        app=first.app,
-        rounds=int(first.run_config["num-server-rounds"]),
-        cost=first.cost,
-        curves={
-            lan.name: {result.mode: result.curve for result in first.runs},
-            wan.name: {**retimed[wan.name], **{result.mode: result.curve for result in second.runs}},
-        },
-        again=retimed[lan.name],
-    )
+def round_seconds(record: RunRecord) -> tuple[float, ...]:
+    """Of each training: the first from when it was opened, each other from the end of the one before."""
+    trainings = [(one, end) for one, end in zip(record.exchanges, record.ends, strict=True) if one.trains]
+    if not trainings:
+        return ()
+    return (trainings[0][0].seconds, *(after - before for (_, before), (_, after) in pairwise(trainings)))
 
 
-def retime(
-    run: PlannedRun, result: RunResult, schedule: Schedule, cost: Cost, network: Network
-) -> tuple[CurvePoint, ...]:
-    """The curve of a run on another network, from the bytes that its workers moved, on average over the workers."""
-    start, *points = result.curve
-    rounds = len(points)
-    up = _each_round([point.bytes_up for point in points])
-    size = run.mode.global_batch(run) if "global-batch" in run.options else 0
-    _, steps = schedule.global_steps(size)
-    match run.mode.name:
-        case "centralized":
-            seconds = centralized_seconds(schedule, size, rounds, cost)
-        case "local":
-            seconds = local_seconds(schedule, rounds, cost, network)
-        case "allreduce":
-            seconds = allreduce_seconds(schedule, size, rounds, cost, network, bytes_per_step=up / steps)
-        case "local-sgd" | "diloco":
-            h = int(run.options["h"])
-            sent = up / math.ceil(steps / h)
-            seconds = averaging_seconds(schedule, size, rounds, cost, network, h=h, bytes_per_average=sent)
-        case _:
-            sites = range(run.sites)
-            exchanges = [
-                TimedExchange(
-                    server_round=point.round,
-                    up=dict.fromkeys(sites, point.bytes_up - before.bytes_up),
-                    down=dict.fromkeys(sites, point.bytes_down - before.bytes_down),
-                )
-                for before, point in pairwise(result.curve)
-            ]
-            secure = result.aggregation == "secure"
-            seconds = federated_seconds(schedule, exchanges, cost, network, secure=secure)
-    timed = (replace(point, simulated_seconds=at) for point, at in zip(points, seconds, strict=True))
-    return (replace(start, simulated_seconds=0.0), *timed)
+@contextmanager
+def sites_on(line: str) -> Iterator[Sites]:
+    """A server and clients, each in a namespace; all have joined when the block begins."""
+    speed, cuts = LineSpeed.parse(line), Cuts(CLIENTS + 1)
+    assert speed.down is not None
+    trip = speed.round_trip or 0.0
+    with (
+        tempfile.TemporaryDirectory(prefix="fedcore-wan-") as name,
+        nodes(
+            CLIENTS + 1,
+            bandwidth=speed.down * 8,
+            latency=trip / 2,
+            cuts=cuts,
+            first=SERVER_BITS,
+            queue=QUEUE_SECONDS,
+            loss=LOSS / 2 if trip >= LOSSY_TRIP else 0.0,
+        ) as (server, *clients),
+        ChildProcesses(Path(name) / "logs", quiet_environment()) as group,
+    ):
+        made = provision(
+            Path(name) / "federation",
+            name="wan",
+            clients=CLIENTS,
+            now=datetime.now(UTC),
+            hosts=[server.address],
+            port=PORT,
+            policy=Policy.own(CLIENTS, allow_plain=True),
+        )
+        group.start("server", [*server.command(), *FEDCORE, "server", "--federation", Path(name) / "federation"])
+        for node, kit in zip(clients, made.clients, strict=True):
+            group.start(kit.name, [*node.command(), *FEDCORE, "client", "--kit", kit, "--app", APPS / "noop"])
+        _wait_for(group, [kit.name for kit in made.clients])
+        yield Sites(
+            line=line,
+            server=server,
+            clients=clients,
+            cuts=cuts,
+            folder=Path(name),
+            operator=made.operator,
+            group=group,
+        )
 
 
-def _each_round(totals: Sequence[float]) -> float:
-    """Of one round; the first one's is left out if there are others, since it may hold the first model."""
-    return (totals[-1] - totals[0]) / (len(totals) - 1) if len(totals) > 1 else totals[0]
-
-
-def _network(name: str) -> Network:
-    network = Network.parse(name)
-    assert network is not None
-    return network
-
-
-def _carried_out(job: CompareJob) -> Comparison:
-    @contextmanager
-    def watch(start: RunStart) -> Iterator[EventSink]:
-        say(f"{job.out.name}: run {start.number} of {start.total}: {start.run.label}")
-        yield ignore
-
-    comparison = execute_comparison(job, watch)
-    for result in comparison.runs:
-        if result.status == "failed":
-            raise RunFailed(f"{result.mode}: {result.reason}")
-    return comparison
+def _wait_for(group: ChildProcesses, names: Sequence[str]) -> None:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while not all("connected" in group.tail(name) for name in names):
+        group.check()
+        if time.monotonic() > deadline:
+            raise EnvironmentFailure("not all clients connected")
+        time.sleep(0.1)
 
 
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
-def draw(found: Study, path: Path) -> None:
-    """Accuracy against simulated seconds, the LAN above the WAN, on the same logarithmic axis."""
-    modes = looks(list(found.curves[NETWORKS[0]]))
-
-    def panels(figure: matplotlib.figure.Figure) -> tuple[Hover, ...]:
-        figure.subplots_adjust(left=0.18, right=0.64, top=0.95, bottom=0.09, hspace=0.22)
-        rows = figure.subplots(len(NETWORKS), 1, sharex=True, sharey=True)
-        for axes, network in zip(rows, NETWORKS, strict=True):
-            curves = found.curves[network]
-            for label, curve in curves.items():
-                points = [(point.simulated_seconds, _accuracy(point)) for point in curve if point.simulated_seconds]
-                axes.plot(*zip(*points, strict=True), **modes[label].line)
-            for target in found.targets:
-                axes.axhline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-            axes.set_xscale("log")
-            axes.set_ylabel(f"accuracy, {network.upper()}")
-            percent_axis(axes)
-        for axes, network in zip(rows, NETWORKS, strict=True):
-            ends = {label: _accuracy(curve[-1]) for label, curve in found.curves[network].items()}
-            label_lines(figure, axes, ends, modes, percent)
-        rows[-1].set_xlabel("simulated seconds")
-        return ()
-
-    Drawing(name="wan", section="", title="LAN and WAN", caption="", height=6.5, draw=panels).file(path)
+def measure(arguments: argparse.Namespace) -> Report:
+    """All lines, sizes and kinds, and the cut."""
+    if not is_possible():
+        raise EnvironmentFailure("this benchmark makes network namespaces and TUN devices: Linux, as root")
+    lines = arguments.lines or sized(
+        arguments,
+        smallest=["100mbit,2ms"],
+        quick=["10mbit,80ms"],
+        whole=["10mbit,80ms", "2mbit,300ms", "1mbit,300ms"],
+    )
+    sizes = [int(size) for size in arguments.sizes or sized(arguments, smallest=[1e4], quick=[1e5], whole=[1e6, 1e7])]
+    kinds = arguments.kinds or sized(arguments, smallest=["secure"], quick=["plain", "secure"], whole=list(KINDS))
+    rounds = arguments.rounds or sized(arguments, smallest=2, quick=3, whole=3)
+    cells = []
+    for line in lines:
+        say(f"starting a server and {CLIENTS} sites on {line}")
+        with sites_on(line) as sites:
+            cells += [sites.run(kind, size, rounds=rounds) for size in sizes for kind in kinds]
+            if line == arguments.cut:
+                cells.append(sites.run("secure", sizes[0], rounds=2, cut=CUT_SECONDS))
+    return report(cells)
 
 
-def report(found: Study, plot: Path | None) -> Report:
-    """The table, the winners, and whether the arithmetic gives again what the runs' own clocks said."""
-    errors = [
-        (ours.simulated_seconds or 0.0) / then
-        for label, curve in found.again.items()
-        for ours, point in zip(curve, found.curves[NETWORKS[0]][label], strict=True)
-        if (then := point.simulated_seconds)
+def report(cells: Sequence[Cell]) -> Report:
+    """Ratios of what ended well, and the table."""
+    header = ("line", "d", "kind", "limit s, first", "limit s", "first round s", "later rounds s", "over limit")
+    failures = [
+        f"{cell.line}, {_power(cell.parameters)}, {cell.kind}: {cell.failure}" for cell in cells if cell.failure
     ]
-    notes = [
-        f"{found.app}, {SITES} sites, {found.rounds} rounds; to the targets, which are "
-        f"{' and '.join(f'{share:.0%}' for share in TARGETS)} of the best last accuracy; the first in bold",
-        *(_sentence(found, network) for network in NETWORKS),
-        f"a step computes for {found.cost.step * 1e3:.3f} ms and {found.cost.example * 1e6:.1f} us an example, "
-        "as measured",
-        f"{' and '.join(NO_RIVALS)} do not compete: the first had its data brought together before, the second ends "
-        "with a model for each site",
-        f"{TRAINED_TWICE} were trained for each network, the others once: only their clock differs",
-    ]
-    notes += [f"![accuracy against simulated seconds]({plot.name})"] if plot is not None else []
     return Report(
         benchmark="wan",
-        figures=(
-            Figure(name="retimed_over_clock", value=max(errors), aim=1.02),
-            Figure(name="retimed_over_clock_least", value=min(errors), aim=0.98, at_least=True),
+        figures=tuple(figure for cell in cells for figure in cell.figures()),
+        tables=(Table(title=f"Seconds a round, {CLIENTS} sites", header=header, rows=tuple(c.row() for c in cells)),),
+        notes=(
+            "each site in a namespace on a line of its own, TLS on; the server's has 1 Gbit/s; benchmarks/apps/noop",
+            f"from {LOSSY_TRIP * 1e3:.0f} ms on lines lose {LOSS:.0%} of packets; a queue holds {QUEUE_SECONDS:g} s",
+            "limit: bytes of the model and the update at the speed of the line; of the first round the whole model",
+            *failures,
         ),
-        tables=(_table(found),),
-        notes=tuple(notes),
     )
 
 
-def _sentence(found: Study, network: str) -> str:
-    firsts = []
-    for target in found.targets:
-        winner = found.winner(network, target)
-        firsts.append(f"{winner} is first at {target:.1%}, after {found.reached(network, winner, target) or 0.0:.3g} s")
-    return f"{network.upper()}: {'; '.join(firsts)}"
-
-
-def _table(found: Study) -> Table:
-    goals = [(network, target) for target in found.targets for network in NETWORKS]
-    winners = [found.winner(network, target) for network, target in goals]
-    rows = []
-    for label, curve in found.curves[NETWORKS[0]].items():
-        cells = [
-            _cell(found.reached(network, label, target), label == first)
-            for (network, target), first in zip(goals, winners, strict=True)
-        ]
-        totals = [f"{found.curves[name][label][-1].simulated_seconds or 0.0:.3g}" for name in NETWORKS]
-        last = [f"{_accuracy(found.curves[name][label][-1]):.4f}" for name in NETWORKS]
-        rows.append((label, *cells, *totals, " / ".join(dict.fromkeys(last)), f"{curve[-1].bytes_up / 1e6:.2f}"))
-    columns = [f"{network.upper()} to {target:.1%}" for network, target in goals]
-    whole = [f"{network.upper()} in all" for network in NETWORKS]
-    header = ("mode", *columns, *whole, "last accuracy", "MB up a worker")
-    return Table(title="simulated seconds", header=header, rows=tuple(rows))
-
-
-def _cell(seconds: float | None, first: bool) -> str:
-    text = "-" if seconds is None else f"{seconds:.3g}"
-    return f"**{text}**" if first else text
-
-
-def measure(arguments: argparse.Namespace) -> Report:
-    """Fashion-MNIST; the digits of scikit-learn with --quick."""
-    name = "digits" if arguments.quick or arguments.data_dir is None else "fashion_mnist"
-    config: dict[str, Scalar] = {
-        "num-server-rounds": arguments.rounds or (1 if arguments.smallest else 5 if name == "digits" else 4)
-    }
-    if name == "digits":
-        config["local-epochs"] = 1
-    modes = SMALLEST if arguments.smallest else (TRAINED_ONCE, TRAINED_TWICE)
-    with tempfile.TemporaryDirectory(prefix="fedcore-wan-") as temporary:
-        found = study(EXAMPLES / name, config, arguments.folder or Path(temporary), arguments.data_dir, modes=modes)
-    plot = arguments.save.with_suffix(".png") if arguments.save else None
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        draw(found, plot)
-    return report(found, plot)
+def _power(number: int) -> str:
+    """1e6 for a million."""
+    return f"{number:.0e}".replace("e+0", "e")
 
 
 def main() -> int:
     """The command line."""
-    options = parser(__doc__ or "")
-    options.add_argument("--data-dir", type=Path, help="folder of the data sets; without it the digits are taken")
-    options.add_argument("--folder", type=Path, help="keeps the runs; the same command goes on where it stopped")
-    options.add_argument("--rounds", type=int, default=0)
+    options = parser("Rounds over slow lines, over the limit of the line.")
+    options.add_argument("--lines", nargs="+", metavar="LINE", help="as of fedcore check --line")
+    options.add_argument("--sizes", type=float, nargs="+", metavar="D", help="models (default 1e6 1e7)")
+    options.add_argument("--kinds", nargs="+", choices=list(KINDS), help="default: all")
+    options.add_argument("--rounds", type=int, help="of each run, the first included (default 3)")
+    options.add_argument(
+        "--cut", default="", metavar="LINE", help="on which of the lines a site is cut off for a minute"
+    )
     return run(measure, options.parse_args())
 
 

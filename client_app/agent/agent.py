@@ -231,6 +231,8 @@ class Agent:
         )
         if self._background.last[0]:
             query |= {"work": self._background.last[0], "version": self._background.last[1]}
+        if line := self._client.transport.line.to_query():
+            query["line"] = line  # an older server does not read it
         traffic = self._client.transport.traffic
         self._before_task = traffic.up, traffic.down
         return await self._client.transport.get(

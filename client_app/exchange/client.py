@@ -37,8 +37,8 @@ from fedcore.system.concurrency import in_thread
 from fedcore.system.tracing import Traces
 from fedcore.wire.tasks import Task
 
-OTHERS_SECONDS: Final = 900.0
-"""How much longer than its own training time a client waits for the rest of an exchange."""
+OTHERS_SECONDS: Final = 4 * 3600.0
+"""How much longer than its own training time a client waits for the rest of an exchange, slow lines included."""
 
 
 class LocalWork(Protocol):

@@ -39,6 +39,7 @@ from client_app.http.errors import (
     unanswered,
 )
 from client_app.http.leader_watch import LeaderWatch
+from client_app.http.line_meter import LineMeter
 from client_app.http.model_download import ModelDownload
 from client_app.http.retry import Retry, RetryDeadline
 from client_app.http.server_clock import ServerClock
@@ -47,6 +48,7 @@ from client_app.http.transport import Answer, ByteCount, SignRequest
 from client_app.output import clean
 from fedcore.errors import FedcoreError, ProtocolViolation, Refused, ServerUnreachable, WrongClock
 from fedcore.federation import ClientKit
+from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.secagg import Signer
 from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, replacing
@@ -120,6 +122,7 @@ class HttpTransport:
         self._answers = 0
         self._counting = threading.Lock()
         self._incoming: ModelDownload | None = None
+        self._meter = LineMeter(time.monotonic)
         self._clock = clock
         self._sleep = sleep
         self._sign = sign
@@ -156,6 +159,11 @@ class HttpTransport:
     def received(self) -> int | None:
         """Bytes that are here of the model that is being downloaded; None if none is."""
         return self._incoming.received if self._incoming is not None else None
+
+    @property
+    def line(self) -> LineSpeed:
+        """How fast the line is, by the transfers so far."""
+        return self._meter.speed
 
     def sign_with(self, sign: SignRequest) -> None:
         """Sign all further requests with this; the client's key was replaced."""
@@ -215,7 +223,8 @@ class HttpTransport:
             attempts += 1
             if attempts > 1 and await is_there():
                 return
-            await self._request("PUT", path, content, sha256, _OCTETS, self._content_of)
+            with self._meter.uploading(content.nbytes):
+                await self._request("PUT", path, content, sha256, _OCTETS, self._content_of)
 
         await self._repeat(attempt, None)
 
@@ -301,7 +310,10 @@ class HttpTransport:
         def receive_any(response: HttpResponse) -> Result:
             head = _head_size(response.headers, 0)
             self._count(up=size, down=head, is_answer=response.status not in AWAY)
-            self._server_clock.note(response.headers, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self._server_clock.note(response.headers, seconds)
+            if silence == PROBE_SECONDS and server == self.url:
+                self._meter.note_trip(seconds)
             if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
                 raise refusal(response.status, self._content_of(response), of="this client's signature")
             return receive(response)
@@ -311,9 +323,11 @@ class HttpTransport:
 
     def _receive(self, incoming: ModelDownload, response: HttpResponse) -> None:
         incoming.begin(response)
+        began, before = time.monotonic(), incoming.received
         for piece in response.pieces(_PIECE):
             self._count(down=len(piece))
             incoming.take(piece)
+        self._meter.note_download(incoming.received - before, time.monotonic() - began)
 
     def _content_of(self, response: HttpResponse, limit: int | None = None) -> bytes:
         most = MAX_CONTROL_BYTES if limit is None else limit

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from client_app.http.retry import Retry
+from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.wire.base import Message
 
 LONG_POLL_SECONDS: Final = 25
@@ -49,6 +50,11 @@ class Transport(Protocol):
     @property
     def received(self) -> int | None:
         """Bytes that are here of the model that is being downloaded; None if none is."""
+        ...
+
+    @property
+    def line(self) -> LineSpeed:
+        """How fast the line is, by the transfers so far."""
         ...
 
     def sign_with(self, sign: SignRequest) -> None:

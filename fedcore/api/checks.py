@@ -19,14 +19,16 @@ from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node.config import share_of_client
 from fedcore.flower.node.keys import absolute_paths, node_problems
+from fedcore.monitoring.line_speed import LESS_OR_LONGER, LineSpeed, RoundTime
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.model_selection import laid_over
 from fedcore.run.requirements import check_needs
 from fedcore.run.settings import ROUNDS_KEY, JobSettings, planned_rounds
+from fedcore.simulation.devices.network import KEY_TRIPS, PLAIN_TRIPS, SECURE_TRIPS
 from fedcore.system.assignments import override
 from fedcore.system.files import private_folder
 from fedcore.wire.base import Scalar
-from fedcore.wire.events import ClientDropped, RunEvent
+from fedcore.wire.events import ClientDropped, ExchangeDone, RunEvent
 
 if TYPE_CHECKING:
     from fedcore.flower.memory_app import AppLike
@@ -45,6 +47,7 @@ def check(
     dry_round: bool = True,
     first_model: bool = False,
     node_config: Mapping[str, Scalar] | None = None,
+    line: str = "",
 ) -> CheckReport:
     """Find all errors that a run of `app` among `clients` clients would report.
 
@@ -64,8 +67,11 @@ def check(
             app's imports; an app of this process has none.
         node_config: of a real site, whose own data the round then trains on; None for a share of the data that clients
             of a simulation divide among themselves.
+        line: of a site, as "2mbit,300ms" (its speed, and the time of a round trip): also what a round takes there, and
+            whether the settings allow it. It needs the dry round. Raises ConfigurationError for another text.
     """
     findings = Findings()
+    speed = LineSpeed.parse(line) if line else None
     with IN_TURN, data_folder(data_dir), contextlib.ExitStack() as stack:
         loaded = _load(app, run_config or {}, findings, stack)
         if loaded is None:
@@ -79,7 +85,35 @@ def check(
         facts = _check(loaded, clients, policy, config, chosen, findings, node, dry_round=tried)
         if first_model and isinstance(app, str | Path) and not findings.errors:
             _check_first_model(loaded, clients, config, chosen, findings)
-    return _report(loaded.name, clients, findings, facts)
+        times = {} if speed is None else _round_times(speed, facts, chosen, findings)
+    return replace(_report(loaded.name, clients, findings, facts), times=times)
+
+
+def _round_times(
+    line: LineSpeed, facts: Mapping[str, Any], settings: JobSettings, findings: Findings
+) -> dict[str, RoundTime]:
+    """What the rounds take on a line; what the settings do not allow is noted."""
+    if "model_bytes" not in facts:
+        findings.warn("the line", "the size of the model is not known, so neither is the time of a round")
+        return {}
+    trips = SECURE_TRIPS + KEY_TRIPS if settings.aggregation == "secure" else PLAIN_TRIPS
+    model, up = facts["model_bytes"], facts["bytes_up"]
+    first = RoundTime.of(line, down=model, up=facts.get("first_bytes_up", up), trips=trips)
+    later = RoundTime.of(line, down=model * settings.download_bits // 32, up=up, trips=trips)
+    slowest = max(first.download, first.upload)
+    if slowest > settings.transfer_seconds:
+        findings.error(
+            "the line",
+            f"the model or the update takes {slowest:.0f} s, and transfer-seconds = {settings.transfer_seconds:g} "
+            f"allows less; {LESS_OR_LONGER}",
+        )
+    elif settings.slow_lines == "leave-out" and slowest > settings.step_seconds:
+        findings.warn(
+            "the line",
+            f"the model or the update takes {slowest:.0f} s, longer than step-seconds = {settings.step_seconds:g}: "
+            'with slow-lines = "leave-out" such a site is not asked while enough others are there',
+        )
+    return {"first round": first, "later rounds": later}
 
 
 def _site_node(app: FlowerApp, values: Mapping[str, Scalar], findings: Findings) -> Mapping[str, Scalar] | None:
@@ -235,11 +269,14 @@ def _dry_round(
     from fedcore.simulation.workers.executor import InlineExecutor
 
     quiet_flower()
+    plain: dict[str, int] = {}
     short = {key: 1 if key in (ROUNDS_KEY, _EPOCHS) and type(value) is int else value for key, value in config.items()}
 
     def emit(event: RunEvent) -> None:
         if isinstance(event, ClientDropped):  # of a plain exchange, whose clients fail one by one
             findings.error("the ClientApp", event.reason)
+        elif isinstance(event, ExchangeDone) and event.trains:
+            plain.update(model_bytes=max(event.bytes_down.values()), bytes_up=max(event.bytes_up.values()))
 
     with contextlib.ExitStack() as stack, private_folder() as folder, findings.expecting("the strategy"):
         dry = DryRound(
@@ -259,7 +296,7 @@ def _dry_round(
         dry.run_config = config
         dry.check_budget()
         _named_metrics(settings, dry.reported, findings)
-        return dry.facts
+        return {**plain, **dry.facts}
     return {}
 
 

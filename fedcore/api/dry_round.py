@@ -121,7 +121,7 @@ class DryRound(Simulation):
         with self.findings.expecting("the encoding"):
             encoding = self._state.encodings.encoding(kind, layout, n, self.clients, model=_model_hash(request))
             if layout is not None:
-                self.facts["bytes_up"] = encoding.words * 8
+                self.facts["first_bytes_up"] = self.facts["bytes_up"] = encoding.words * 8
                 self._most_up = max(self._most_up, encoding.words * 8)
             return encoding
         return None

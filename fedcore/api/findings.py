@@ -12,6 +12,7 @@ from typing import Any
 
 from fedcore.errors import FedcoreError, ProtocolViolation
 from fedcore.federation.admission.refusals import refused_by_all
+from fedcore.monitoring.line_speed import RoundTime
 from fedcore.run.room import room_line
 
 
@@ -40,6 +41,8 @@ class CheckReport:
     warnings: what a person should know.
     facts: the model's tensors, parameters and bytes, what one client sends in a round, and of a large model the memory
         and the disk that the parties need, as far as the check came to know them.
+    times: of the first round and of a later one, what the line of one client adds to its training time; empty if no
+        line was given.
     """
 
     app: str
@@ -47,6 +50,7 @@ class CheckReport:
     errors: tuple[Finding, ...] = ()
     warnings: tuple[Finding, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    times: Mapping[str, RoundTime] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -65,7 +69,12 @@ class CheckReport:
             "errors": errors,
             "warnings": warnings,
             "facts": dict(self.facts),
+            "times": {which: time.to_plain() for which, time in self.times.items()},
         }
+
+    def rounds(self) -> list[str]:
+        """What the line adds to each round, one in a line."""
+        return [f"{which:<12} {time} in addition to the training" for which, time in self.times.items()]
 
     def headline(self) -> str:
         """All of it in one line."""
@@ -86,7 +95,7 @@ class CheckReport:
     def __repr__(self) -> str:
         lines = [f"size     {self.room}"] if self.room else []
         lines += [f"error    {one}" for one in self.errors] + [f"warning  {one}" for one in self.warnings]
-        return "\n".join([self.headline(), *lines])
+        return "\n".join([self.headline(), *lines, *self.rounds()])
 
     def _repr_html_(self) -> str:
         rows = [("error", one) for one in self.errors] + [("warning", one) for one in self.warnings]

@@ -45,6 +45,14 @@ def check(
             metavar="'K=V ...'", help="A site's node config, as TOML values; the round then uses its own data."
         ),
     ] = "",
+    line: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEED,TIME",
+            help="A site's line: say what a round takes there, and whether the settings allow it. 2mbit,300ms, or "
+            "50mbit/10mbit,30ms for down and up; the time is that of a round trip, as ping shows it.",
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Find the errors that a deployment would report, before a run starts. Exit status 0, or 2 if there are any.
@@ -53,6 +61,8 @@ def check(
 
     It tries one round in memory: the first client trains one epoch and tests. And it derives the model that a run
     begins with, as every client with the stock policy does. Nothing leaves this machine.
+
+    For a slow line: fedcore check examples/digits --line 2mbit,300ms
 
     A site tests its own data before a run does: fedcore check tumours --node-config 'csv="/srv/data/patients.csv"'
     """
@@ -84,6 +94,7 @@ def check(
             dry_round=not no_round,
             first_model=not no_first_model,
             node_config=node,
+            line=line,
         )
     if as_json:
         typer.echo(json.dumps(report.to_plain(), indent=2))
@@ -94,6 +105,7 @@ def check(
         for kind, color, findings in (("error", "red", report.errors), ("warning", "yellow", report.warnings)):
             for one in findings:
                 console.print(f"[{color}]{kind:<8}[/] {escape(str(one))}", highlight=False, soft_wrap=True)
-        console.print(escape(report.headline()), highlight=False, soft_wrap=True)
+        for text in (*report.rounds(), report.headline()):
+            console.print(escape(text), highlight=False, soft_wrap=True)
     if not report.ok:
         raise typer.Exit(EXIT_ERRORS)

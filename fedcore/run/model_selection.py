@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from fedcore.errors import ConfigurationError
 
@@ -57,6 +57,20 @@ class BestRule:
         return f"{self.metric} = {value:.6g}, the {'largest' if self.larger else 'smallest'}"
 
 
+REMOTE: Final[Mapping[str, float]] = {
+    "step-seconds": 300.0,
+    "liveness-seconds": 120.0,
+    "pause-seconds": 600.0,
+    "transfer-seconds": 7200.0,
+}
+"""What sites = "remote" means for settings that nobody sets themselves."""
+
+
+def with_sites(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, kebab-case, with what `sites` makes of those that are not among them."""
+    return {**(REMOTE if values.get("sites") == "remote" else {}), **values}
+
+
 def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an app with changes for one run, kebab-case both.
 
@@ -64,7 +78,7 @@ def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     of a plain exchange, and without dp-metric-bound nothing private is evaluated. If the changes name best-model
     themselves, it stays, for `JobSettings` to refuse.
     """
-    values = {**settings, **changes}
+    values = {**settings, **with_sites(changes)}
     private = values.get("dp-epsilon") or values.get("dp-noise-multiplier")
     unknown = values.get("aggregation", "secure") != "secure" or (private and not values.get("dp-metric-bound"))
     return {**values, "best-model": ""} if unknown and "best-model" not in changes else values

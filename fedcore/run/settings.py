@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
 from fedcore.errors import ConfigurationError
-from fedcore.run.model_selection import BestRule
+from fedcore.run.model_selection import BestRule, with_sites
 from fedcore.system.assignments import arguments, kebab
 
 ROUNDS_KEY: Final = "num-server-rounds"
@@ -19,7 +19,8 @@ ROUNDS_KEY: Final = "num-server-rounds"
 SERVER_SETTINGS: Final = frozenset(
     {
         "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
-        "step-seconds", "liveness-seconds", "pause-seconds", "max-attempts", "app-seconds", "over-selection",
+        "step-seconds", "liveness-seconds", "pause-seconds", "transfer-seconds", "slow-lines", "sites",
+        "max-attempts", "app-seconds", "over-selection",
         "best-model", "buffer-size", "concurrency",
         "min-groups", "download-bits",
     }
@@ -72,8 +73,15 @@ class JobSettings:
     join_seconds: how long to wait for them.
     train_seconds: time for the local work of one exchange; a client with the default policy refuses a task with less
         than half of it left (`too-short`).
-    step_seconds: time for any other step. A client that downloads its model in the first step of a secure exchange, and
-        reports progress at least once in this time, is waited for, `train_seconds` longer at most.
+    step_seconds: time for any other step. Transfers of the model and of updates have more, by the speed of the line:
+    transfer_seconds: the longest that the download of the model, and again the upload of an update, may take in
+        addition to `train_seconds` and `step_seconds`. A client has twice the time that its bytes take at the speed of
+        its line, up to this.
+    slow_lines: what to do with clients whose lines need more than `step_seconds` for the model or the update: "wait"
+        gives them time, up to `transfer_seconds`, and does not ask those that need more; "leave-out" asks none of
+        them. If too few others are there, all are asked.
+    sites: "near", or "remote" for laptops and lines that pause: it changes the defaults of step_seconds to 300,
+        liveness_seconds to 120, pause_seconds to 600 and transfer_seconds to 7200.
     liveness_seconds: a client that is silent for longer has dropped out. One that is stopped, or asks for another task,
         has dropped out at once. Time in which the server itself was stopped or overloaded does not count.
     pause_seconds: the same for a client in the middle of a download or upload, whose line may pause: it keeps its place
@@ -133,6 +141,9 @@ class JobSettings:
     step_seconds: float = 60.0
     liveness_seconds: float = 15.0
     pause_seconds: float = 120.0
+    transfer_seconds: float = 1800.0
+    slow_lines: Literal["wait", "leave-out"] = "wait"
+    sites: Literal["near", "remote"] = "near"
     app_seconds: float = 3600.0
     max_attempts: int = 3
     over_selection: float = 0.0
@@ -154,7 +165,7 @@ class JobSettings:
     def __post_init__(self) -> None:
         positive = (
             "w_max", "metric_max", "max_metrics", "query_max", "join_seconds", "train_seconds", "step_seconds",
-            "liveness_seconds", "pause_seconds", "app_seconds", "max_attempts", "groups",
+            "liveness_seconds", "pause_seconds", "transfer_seconds", "app_seconds", "max_attempts", "groups",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
@@ -194,7 +205,7 @@ class JobSettings:
     @property
     def stage_seconds(self) -> float:
         """How long the longest stage of an exchange may last."""
-        return self.step_seconds + self.train_seconds
+        return self.step_seconds + self.train_seconds + self.transfer_seconds
 
     @property
     def buffered(self) -> bool:
@@ -368,7 +379,7 @@ class JobSettings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:
         """Build from kebab-case keys; raises UnknownKey or ConfigurationError."""
-        return cls(**arguments(cls, values, where))
+        return cls(**arguments(cls, with_sites(values), where))
 
     def to_mapping(self) -> dict[str, Any]:
         """The inverse of `from_mapping`: every key, kebab-case."""

@@ -189,18 +189,28 @@ class Exchange(RecoverableExchange):
             raise CohortTooSmall(stage, self._present(), self.task.quorum)
 
     def _deadline(self, stage: str, began: float) -> float:
-        """When a stage ends. The first lasts longer while clients download the model, up to the time for local work."""
-        end, step = began + self.seconds_for(stage), self.context.settings.step_seconds
-        newest = self.transfers.last_progress(self.clients.missing) if self.stages.is_first else None
-        if newest is None:
+        """When a stage ends: after its own time, or once no transfer over a slow line has any left."""
+        end = began + self.seconds_for(stage)
+        if self.services.clock() < end:
             return end
-        return max(end, min(newest + step, began + step + self.task.seconds))
+        return max((self.deadline_of(client, end) for client in self.clients.missing), default=end)
+
+    def deadline_of(self, client: int, end: float) -> float:
+        """When a client's time in a stage is up.
+
+        Args:
+            client: its number.
+            end: when it is up for clients that are in no transfer.
+        """
+        settings, speed = self.context.settings, self.services.lines.speed(client)
+        due = self.transfers.due(client, speed, settings.transfer_seconds)
+        return end if due is None else max(end, min(due + settings.step_seconds, end + settings.transfer_seconds))
 
     def _why_late(self, client: int, stage: str, seconds: float) -> str:
-        model = self.task.model
-        reason = self.transfers.why_late(client, model.size if model is not None else 0, seconds)
+        size = self.model_size(client)
+        reason = self.transfers.why_late(client, size, seconds)
         reason = reason or f"no answer in stage {stage} within {self.seconds_for(stage):g} s"
-        rest = self._note_late(client, model.size if model is not None else 0, seconds)
+        rest = self._note_late(client, size, seconds)
         return f"{reason}; {rest}" if rest else reason
 
     def _note_late(self, client: int, model: int, seconds: float) -> str:
@@ -218,9 +228,9 @@ class Exchange(RecoverableExchange):
             nothing = self.transfers.current(client) is Transfer.DOWNLOAD
             line = f"nothing of its download has come in {seconds:.0f} s" if nothing else ""
             return lines.note_late(client, line, needed=more, lost=seconds, now=now)
-        is_upload, limits = transfer.what is Transfer.UPLOAD, self.uploads.limits
+        is_upload = transfer.what is Transfer.UPLOAD
         (lines.note_up if is_upload else lines.note_down)(client, transfer.received, transfer.seconds)
-        size, speed = limits.longest if is_upload and limits.exact else model, transfer.speed
+        size, speed = self.update_size(client) if is_upload else model, transfer.speed
         needed = max(seconds - transfer.seconds + size / speed, more)
         what = f"its {transfer.what.value} of {units.size(size)}"
         line = f"its line carries {units.size(speed)} a second, at which {what} takes {size / speed:.0f} s"

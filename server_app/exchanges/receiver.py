@@ -99,6 +99,16 @@ class MessageReceiver(ABC):
         path, reference = self.context.model, self.task.model
         return (path, reference) if path is not None and reference is not None else None
 
+    def model_size(self, client: int) -> int:
+        """Bytes of the file that a client downloads; 0 if there is none."""
+        model = self.model_for(client)
+        return model[1].size if model is not None else 0
+
+    def update_size(self, client: int) -> int:
+        """Bytes of a client's update; of a plain reply, which the app decides, those of what it was sent."""
+        limits = self.uploads.limits
+        return limits.longest if limits.exact else self.model_size(client)
+
     def difference_to(self, base: str) -> Path | None:
         """The file with the difference of the model to the one whose SHA-256 is `base`, if there is one."""
         difference = self.context.difference
@@ -193,7 +203,7 @@ class MessageReceiver(ABC):
                 yield chunk
 
         try:
-            with self.transfers.receiving(client):
+            with self.transfers.receiving(client, self.update_size(client)):
                 part = replace(body, chunks=chunks())
                 await self.uploads.take(client, index, part, admit=admit, progress=progress)
         except StorageFull:

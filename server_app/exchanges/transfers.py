@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from fedcore.errors import ConflictingMessage
 from fedcore.monitoring import formatting as units
+from fedcore.monitoring.line_speed import LineSpeed, granted_seconds
 from fedcore.wire.chunks import PART_BYTES, PARTS_IN_FLIGHT, part_count, part_size, update_digest
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.uploads import ManifestIn
@@ -37,22 +38,48 @@ class Transfer(Enum):
 class _Download:
     """A download of a model.
 
+    size: its bytes.
     received: bytes, as the client said last; None before and after the download.
     changed: when that changed last.
     began: when the client asked for it.
     """
 
+    size: int
     received: int | None
     changed: float
     began: float
 
+    @property
+    def speed(self) -> float | None:
+        """Bytes a second up to its last progress; None before that."""
+        return _speed(self.received, self.changed - self.began)
+
 
 @dataclass(slots=True)
 class _Upload:
-    """An upload of an update: when it began, and the bytes that have come."""
+    """An upload of an update.
 
+    size: its bytes.
+    began: when the first of them came.
+    changed: when the last of them came.
+    received: how many have come.
+    hung_up: whether the client ended the connection, and has not come back.
+    """
+
+    size: int
     began: float
+    changed: float
     received: int = 0
+    hung_up: bool = False
+
+    @property
+    def speed(self) -> float | None:
+        """Bytes a second up to its last progress; None before that."""
+        return _speed(self.received, self.changed - self.began)
+
+
+def _speed(received: int | None, seconds: float) -> float | None:
+    return received / seconds if received and seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +108,10 @@ class Transfers:
         self._downloads: dict[int, _Download] = {}
         self._uploads: dict[int, _Upload] = {}
 
-    def start_download(self, client: int) -> None:
-        """The client begins to download the model."""
-        self._downloads[client] = _Download(None, self._clock(), self._clock())
+    def start_download(self, client: int, size: int) -> None:
+        """The client begins to download a model of so many bytes."""
+        now = self._clock()
+        self._downloads[client] = _Download(size, None, now, now)
 
     def note_progress(self, client: int, received: int | None) -> None:
         """Note the progress in a heartbeat: bytes of the model so far, None without a download."""
@@ -96,20 +124,22 @@ class Transfers:
         self._downloads.pop(client, None)
 
     @contextlib.contextmanager
-    def receiving(self, client: int) -> Iterator[None]:
-        """A part of the client's update is being received."""
+    def receiving(self, client: int, size: int) -> Iterator[None]:
+        """A part of the client's update is being received, which has `size` bytes in all."""
         self.end_download(client)
-        self._uploads.setdefault(client, _Upload(self._clock()))
+        now = self._clock()
+        upload = self._uploads.setdefault(client, _Upload(size, now, now))
+        upload.hung_up = False
         try:
             yield
         except ClientDisconnect:
-            self._uploads.pop(client, None)
+            upload.hung_up = True
             raise
 
     def note_sent(self, client: int, size: int) -> None:
         """So many more bytes of the client's update have come."""
-        if client in self._uploads:
-            self._uploads[client].received += size
+        if (upload := self._uploads.get(client)) is not None:
+            upload.received, upload.changed = upload.received + size, self._clock()
 
     def measure(self, client: int) -> Measure | None:
         """The transfer that the client is in the middle of, if any of it has come."""
@@ -133,7 +163,30 @@ class Transfers:
         """The transfer that the client is in the middle of, if any."""
         if self._received(client) is not None:
             return Transfer.DOWNLOAD
-        return Transfer.UPLOAD if client in self._uploads else None
+        upload = self._uploads.get(client)
+        return Transfer.UPLOAD if upload is not None and not upload.hung_up else None
+
+    def due(self, client: int, line: LineSpeed, most: float) -> float | None:
+        """When the transfer of a client has to be complete, by the clock; None if it is in none.
+
+        What counts is the slower of two speeds: that of the line as it is known, and that of this transfer up to its
+        last progress. So a line that stands still gets no more time.
+
+        Args:
+            client: its number.
+            line: how fast its line is.
+            most: seconds, the longest that a transfer may take.
+        """
+        if (upload := self._uploads.get(client)) is not None:
+            return upload.began + granted_seconds(upload.size, (line.up, upload.speed), most)
+        if (download := self._downloads.get(client)) is not None:
+            return download.began + granted_seconds(download.size, (line.down, download.speed), most)
+        return None
+
+    def seconds_to_model(self, client: int) -> float:
+        """How long a client took to get its model, up to its last word of that; 0 if it asked for none."""
+        download = self._downloads.get(client)
+        return download.changed - download.began if download is not None else 0.0
 
     def why_late(self, client: int, size: int, seconds: float) -> str:
         """What delays a client whose time is up, and what to do; empty if it is in no transfer.
@@ -150,19 +203,14 @@ class Transfers:
                 received = units.size(self._received(client) or 0)
                 return (
                     f"its download of the model had come to {received} of {units.size(size)} after {seconds:.0f} s; "
-                    "train-seconds gives more time in all, step-seconds more without progress, and download-bits = 16 "
-                    "sends less"
+                    "transfer-seconds gives more time, download-bits = 16 sends less, and adapters (LoRA) far less"
                 )
             case Transfer.UPLOAD:
                 return (
-                    f"its upload was not complete after {seconds:.0f} s; train-seconds gives more time, field-bits and "
-                    "upload-fraction make it smaller"
+                    f"its upload was not complete after {seconds:.0f} s; transfer-seconds gives more time, field-bits, "
+                    "upload-fraction and adapters (LoRA) make it smaller"
                 )
         return ""
-
-    def last_progress(self, clients: Iterable[int]) -> float | None:
-        """When the download of one of them last made progress, or ended."""
-        return max((self._downloads[one].changed for one in clients if one in self._downloads), default=None)
 
     def _received(self, client: int) -> int | None:
         known = self._downloads.get(client)

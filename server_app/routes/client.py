@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from fedcore.federation.transcript import TranscriptOut
+from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.wire.base import SHA256_HEX
 from fedcore.wire.forms import our_version, refusal, understands
 from fedcore.wire.presence import (
@@ -160,6 +161,9 @@ async def task(
     after: Annotated[int, Query(ge=0, description="exchange of the last task taken")] = 0,
     work: Annotated[str, Query(max_length=64, description="run of the last work taken")] = "",
     version: Annotated[int, Query(ge=0, description="version of the last work taken")] = 0,
+    line: Annotated[
+        str, Query(max_length=100, description="its line: bytes a second down and up, seconds of a round trip")
+    ] = "",
 ) -> Response:
     """The exchange that includes the client, or work for a later one, if there is any.
 
@@ -176,6 +180,8 @@ async def task(
     if (before := presence.outdated.get(client.client_id)) is not None:
         raise _refused(services, client, K.OTHER_VERSION, refusal(server=our_version(), client=before))
     presence.note_request(client.client_id, (run, after))
+    if line:
+        services.lines.note_report(client.client_id, LineSpeed.from_query(line))
     with contextlib.suppress(HungUp):
         due = await waiting.answer(probe)
     if due is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -80,12 +81,14 @@ async def model(
     Where the server has it as a difference to `base`, that comes in its place, and the header `Delta-Base` says so.
     """
     exchange.require(client.client_id)
-    exchange.transfers.start_download(client.client_id)
     if base and (difference := exchange.difference_to(base)) is not None:
+        size = (await asyncio.to_thread(difference.stat)).st_size
+        exchange.transfers.start_download(client.client_id, size)
         return DifferenceResponse(difference, base)
     file = exchange.model_for(client.client_id)
     if file is None:
         raise Rejection(ProblemKind.NOT_FOUND, "this exchange has no model")
+    exchange.transfers.start_download(client.client_id, file[1].size)
     return ModelResponse(*file)
 
 

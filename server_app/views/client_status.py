@@ -68,5 +68,5 @@ def _idle(services: Services, client: int, app_sha256: str, *, is_candidate: boo
         return ClientRunState.WAITING, "another app is installed there than the one of this run"
     if presence.is_ineligible(client):
         return ClientRunState.WAITING, "may not train now, by its owner's rules"
-    slow = services.lines.resting(0.0, services.clock()).get(client, "")
+    slow = services.lines.why_not_asked(services.clock()).get(client, "")
     return ClientRunState.WAITING, slow or ("" if is_candidate else "is not asked in this exchange")

@@ -21,7 +21,7 @@ MOST_NAMED: Final = 200
 def members_out(services: Services) -> ServerOut:
     """The roster, and who of it is connected."""
     presence, lines = services.presence, services.lines
-    resting = lines.resting(0.0, services.clock())
+    resting = lines.why_not_asked(services.clock())
     listed = []
     clocks = services.clocks.clients
     for member in services.roster.members:

@@ -133,7 +133,7 @@ CASES = {
     "tree_histograms": Case("smallest_node_breast_cancer"),
     "trees": Case("auc_minus_pooled", lacks=module("xgboost"), holds=("splits_that_differ",)),
     "upload": Case("overlapped_over_masked_first_loopback"),
-    "wan": Case("retimed_over_clock"),
+    "wan": Case("round_over_line_limit_secure_1e4_100mbit_2ms", lacks=network),
     "whole_run": Case("next_round_error", data=True),
 }
 

@@ -11,8 +11,11 @@ from typing import Final
 
 DEAD_SECONDS: Final = 10.0
 """After so long without a sign of the other end a line is dead on which one end waits for an answer."""
-PAUSE_SECONDS: Final = 30.0
-"""The same in a transfer: a line that pauses is waited for, since the transfer would begin again."""
+PAUSE_SECONDS: Final = 45.0
+"""The same in a transfer: a line that pauses is waited for, since the transfer would begin again.
+
+A server gives a body up sooner (`stall_seconds`): it then knows that the line pauses, and that nobody hung up.
+"""
 _PROBE_SECONDS: Final = 2
 
 

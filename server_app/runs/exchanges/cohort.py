@@ -20,6 +20,7 @@ from fedcore.secagg import Fault
 from fedcore.wire.events import ClientDropped, ClientsOnline, Warned, name_some
 from fedcore.wire.tasks import is_query, is_training
 from server_app.runs.event_log import EventLog
+from server_app.runs.exchanges.slow_lines import Sizes, SlowLines
 from server_app.runs.plan import RunPlan
 from server_app.services import Services
 
@@ -42,6 +43,7 @@ class CohortSelection:
         self._refusals: dict[int, str] = {}
         self._cheats: dict[int, Fault] = {}
         self._all_evaluate = ""
+        self.slow_lines = SlowLines(services, plan.settings, event_log)
 
     def exclude(self, blamed: Mapping[int, Fault]) -> None:
         """Ask these no more for the rest of the run."""
@@ -92,7 +94,13 @@ class CohortSelection:
         return tuple(await self.nodes())
 
     async def cohort(
-        self, requested: tuple[int, ...], attempt: int, *, message_type: str, same: tuple[int, ...] | None = None
+        self,
+        requested: tuple[int, ...],
+        attempt: int,
+        *,
+        message_type: str,
+        same: tuple[int, ...] | None = None,
+        model: int = 0,
     ) -> list[int]:
         """Those of `requested` that are there; raises RoundFailed if too few come in time.
 
@@ -101,6 +109,9 @@ class CohortSelection:
         signed already, which clients take part in together with the `same` ones only. With over-selection more are
         asked than `requested` names, if they are there. In a buffered run an evaluation goes to clients that do not
         train now.
+
+        model
+            Bytes that each of them downloads; 0 if that is next to nothing.
         """
         chosen, members = frozenset(requested if same is None else same), self.members
         least = max(self._least(len(chosen)), self._least_grouped(message_type))
@@ -112,8 +123,11 @@ class CohortSelection:
         size = len(chosen) + extra
         busy = self._busy(message_type)
         enough = max(least, min(size, len(pool - busy())))
-        present = await self._wait(pool, least, enough, busy, rests=same is None)
-        return list(choose_cohort(chosen, present, size))
+        sizes = self.slow_lines.sizes(model, message_type)
+        present = await self._wait(pool, least, enough, busy, sizes=sizes if same is None else None)
+        cohort = list(choose_cohort(chosen, present, size))
+        self.slow_lines.announce(self._present(pool), cohort, sizes)
+        return cohort
 
     async def come_back(self, clients: Collection[int], least: int) -> bool:
         """Wait until so many of these are there, join-seconds at most; whether they are.
@@ -163,9 +177,9 @@ class CohortSelection:
         enough: int,
         busy: Callable[[], frozenset[int]] = frozenset,
         *,
-        rests: bool = False,
+        sizes: Sizes | None = None,
     ) -> frozenset[int]:
-        """Those of a pool that are there; with `rests` without those that would miss their stage, if enough are left.
+        """Those of a pool that are there; with `sizes` without those that would miss their stage, if enough are left.
 
         An app's strategy that waits for so many nodes counts those that rest.
         """
@@ -173,8 +187,8 @@ class CohortSelection:
         since: float | None = None
         while True:
             present, enough_now = self._present(pool) - busy(), enough
-            if rests:
-                present, enough_now = self._without_slow(present, pool, least, enough)
+            if sizes is not None:
+                present, enough_now = self._without_slow(present, pool, least, enough, sizes)
             now = self._services.clock()
             if len(present) < least:
                 since = None
@@ -191,11 +205,12 @@ class CohortSelection:
             await asyncio.sleep(_TICK_SECONDS)
 
     def _without_slow(
-        self, present: frozenset[int], pool: frozenset[int], least: int, enough: int
+        self, present: frozenset[int], pool: frozenset[int], least: int, enough: int, sizes: Sizes
     ) -> tuple[frozenset[int], int]:
         """Those present whose lines are quick enough, and how many are enough then; all if too few are."""
         services = self._services
-        slow = services.lines.resting(self._settings.stage_seconds, services.clock()).keys() & pool
+        resting = services.lines.resting(self._settings.stage_seconds, services.clock()).keys()
+        slow = (resting | self.slow_lines.too_slow(pool, sizes)) & pool
         if not slow or len(present - slow) < least:
             return present, enough
         return present - slow, max(least, min(enough, len(pool) - len(slow)))

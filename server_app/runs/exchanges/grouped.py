@@ -125,7 +125,9 @@ class _DrawRunner:
     async def _announce(self, attempt: Attempt) -> Task:
         run, request = self._run, self._request.exchange
         await run.pause(attempt)
-        clients = await run.clients.cohort(request.nodes, attempt.number, message_type=request.message_type)
+        clients = await run.clients.cohort(
+            request.nodes, attempt.number, message_type=request.message_type, model=self._request.fetched
+        )
         previous = await self._sums.head()
         with run.services.roster.hold() as roster:
             cohort = self._sums.cohort(roster, clients, previous)

@@ -50,7 +50,10 @@ class PlainExchanges:
         if row is None:
             await self._run.pause(attempt)
             kind = request.call.questions[0].message_type
-            cohort = await self._run.clients.cohort(tuple(request.messages), attempt.number, message_type=kind)
+            sizes = [message.reference.size for message in request.messages.values()]
+            cohort = await self._run.clients.cohort(
+                tuple(request.messages), attempt.number, message_type=kind, model=max(sizes, default=0)
+            )
             with services.roster.hold() as roster:
                 task = self._task(request, cohort, attempt.number, roster.version)
                 model = max(message.reference.size for message in request.messages.values())

@@ -17,7 +17,7 @@ from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.groups import GroupMembership
 from fedcore.run.retries import Attempts
-from fedcore.wire.tasks import ModelRef, StoredTask, Task
+from fedcore.wire.tasks import ModelRef, StoredTask, Task, is_training
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.secure import SecureExchange
 from server_app.runs.files.downloads import SentModel
@@ -38,6 +38,14 @@ class SecureRequest:
     def model(self) -> Path | None:
         """The file that clients train from."""
         return self.sent.path if self.sent is not None else None
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of the model that clients fetch for a training; 0 else, since they have it or need none."""
+        if self.sent is None or not is_training(self.exchange.message_type):
+            return 0
+        difference = self.sent.difference
+        return self.sent.reference.size if difference is None else difference.path.stat().st_size
 
     @property
     def announced(self) -> ModelRef | None:
@@ -139,6 +147,8 @@ class SecureExchanges:
             roster_hash=roster.hash(),
             randomness=run.services.randomness,
         )
+        if task.trains:
+            run.clients.slow_lines.note_update(exchange.uploads.limits.longest)
         self._run.note_start(task, model=task.model.sha256 if task.model else None)
         self.led.add(task.exchange)
         try:
@@ -170,7 +180,9 @@ class _CohortRunner:
         await self._run.pause(attempt)
         request, clients = self._request.exchange, self._run.clients
         kind = request.message_type
-        cohort = await clients.cohort(request.nodes, attempt.number, message_type=kind, same=attempt.same)
+        cohort = await clients.cohort(
+            request.nodes, attempt.number, message_type=kind, same=attempt.same, model=self._request.fetched
+        )
         return await self._sums.begin(self._request, attempt, cohort)
 
     async def close(self, task: Task, end: ExchangeOutcome) -> None:

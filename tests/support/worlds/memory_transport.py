@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from client_app.http.retry import Retry
 from client_app.http.transport import Answer, ByteCount, SignRequest
 from fedcore.errors import ProtocolViolation
+from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.wire.base import Message
 
 MASKED = ("digest",)
@@ -56,6 +57,7 @@ class MemoryTransport:
     on_watch: Callable[[], None] = lambda: None
     traffic: ByteCount = field(default_factory=ByteCount)
     interruptions: int = 0
+    line: LineSpeed = field(default_factory=LineSpeed)
 
     def sign_with(self, sign: SignRequest) -> None:
         """Nobody checks signatures here."""

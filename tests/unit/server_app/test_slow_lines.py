@@ -12,14 +12,16 @@ from support.members import Member, parts_of
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
+from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.state import ModelState
 from fedcore.wire.presence import HeartbeatIn
 from server_app.members.lines import Lines
 from server_app.runs.app.messages import ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
-STEP, TRAIN, LIVENESS, PAUSE = 10.0, 100.0, 15.0, 60.0
+STEP, TRAIN, TRANSFER, LIVENESS, PAUSE = 10.0, 100.0, 200.0, 15.0, 60.0
 SETTINGS = {
+    "transfer-seconds": TRANSFER,
     "step-seconds": STEP,
     "train-seconds": TRAIN,
     "liveness-seconds": LIVENESS,
@@ -82,20 +84,20 @@ async def test_a_download_that_does_not_end_ends_the_stage_and_is_named(
     run, app, asked, members = await begun(here, model)
     slow = members.pop()
     await asyncio.gather(*(member.advertise() for member in members))
-    received, began = 1000, here.clock()
+    received, began = 100, here.clock()
     while stage(here) == "advertise":
         await asyncio.gather(*(say(member) for member in members), say(slow, received))
-        received += 1000 * grows
+        received += grows
         here.clock.advance(5.0)
         here.application.queue.exchange.clients.changed.ring()  # type: ignore[union-attr]
         await asyncio.sleep(0.02)
     seconds = here.clock() - began
     # The clock goes on while the server looks, the longer the busier the machine is.
-    assert seconds >= STEP + TRAIN if grows else STEP <= seconds < STEP + TRAIN
+    assert seconds >= TRANSFER if grows else STEP <= seconds < TRANSFER
     exchange = here.application.queue.exchange
     assert exchange is not None
     reason = exchange.clients.reasons[slow.id]
-    for named in ("download", "train-seconds", "step-seconds"):
+    for named in ("download", "transfer-seconds"):
         assert named in reason
     for step in (Member.share, Member.receive, Member.upload, Member.sign, Member.unmask):
         await asyncio.gather(*(step(member) for member in members))
@@ -129,6 +131,81 @@ async def test_a_pause_in_the_midst_of_an_upload_does_not_lose_the_client(here: 
     answer = await asked
     assert isinstance(answer, Replies)
     assert events_of(await here.finish(run, app), "dropped") == []
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known line", "unknown line"])
+async def test_an_upload_over_a_slow_line_has_more_time_than_others(
+    here: Site, model: ModelState, is_known: bool
+) -> None:
+    run, app, asked, members = await begun(here, model)
+    await asyncio.gather(*(member.secure(until="upload") for member in members))
+    await until(lambda: stage(here) == "input")
+    slow, others = members[0], members[1:]
+    await asyncio.gather(*(member.upload() for member in others))
+    body, manifest = slow.vector()
+    if is_known:
+        here.services.lines.note_report(slow.id, LineSpeed(up=len(body) / TRAIN))
+    await slow.send(body)
+    await pass_time(here, members, STEP + TRAIN + STEP)
+    if is_known:
+        assert stage(here) == "input", "twice the time that its bytes take"
+    else:
+        await until(lambda: stage(here) != "input")
+    if is_known:
+        await slow.put("manifest", manifest)
+        for step in (Member.sign, Member.unmask):
+            await asyncio.gather(*(step(member) for member in members))
+    else:
+        for step in (Member.sign, Member.unmask):
+            await asyncio.gather(*(step(member) for member in others))
+    assert isinstance(await asked, Replies)
+    assert bool(events_of(await here.finish(run, app), "dropped")) != is_known
+
+
+async def train_all(here: Site, members: list[Member]) -> None:
+    await asyncio.gather(*(member.enter() for member in members))
+    await asyncio.gather(*(member.secure() for member in members))
+
+
+@pytest.mark.parametrize("choice", ["wait", "leave-out"])
+@pytest.mark.parametrize("seconds", [TRANSFER / 2, TRANSFER * 2], ids=["given time", "too slow"])
+async def test_slow_lines_are_told_before_the_round(here: Site, model: ModelState, choice: str, seconds: float) -> None:
+    """One of five takes longer than a step, or than any transfer may."""
+    size = 8412
+    here.services.lines.note_report(4, LineSpeed(down=size / seconds, up=1e9))
+    run, app = await here.begin({**SETTINGS, "slow-lines": choice, "min-clients": 3})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    is_left_out = choice == "leave-out" or seconds > TRANSFER
+    members = [member for member in here.members.values() if not (is_left_out and member.id == 4)]
+    await train_all(here, members)
+    assert isinstance(await asked, Replies)
+    assert (4 in here.services.lines.why_not_asked(here.clock())) == is_left_out
+    record = await here.finish(run, app)
+    (warning,) = events_of(record, "warning")
+    assert "client-4" in warning["line"]
+    (exchange,) = events_of(record, "exchange")
+    assert ("client-4" not in exchange["cohort"]) == is_left_out
+
+
+async def test_a_slow_line_is_asked_if_too_few_others_are_there(here: Site, model: ModelState) -> None:
+    here.services.lines.note_report(4, LineSpeed(down=1.0))
+    run, app = await here.begin({**SETTINGS, "slow-lines": "leave-out", "min-clients": 4})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    await train_all(here, list(here.members.values()))
+    assert isinstance(await asked, Replies)
+    record = await here.finish(run, app)
+    assert len(events_of(record, "warning")) == 1
+    assert not here.services.lines.why_not_asked(here.clock())
+
+
+async def test_an_agent_tells_its_line_as_it_asks_for_a_task(here: Site) -> None:
+    member = here.members[1]
+    await member.join("0" * 64)
+    told = LineSpeed(down=250_000.0, up=1.2e9, round_trip=0.3)
+    await member.ask("GET", f"/v1/task?wait=0&line={told.to_query()}")
+    assert here.services.lines.speed(member.id) == told
+    await member.ask("GET", "/v1/task?wait=0&line=nonsense,-1,inf,5")
+    assert here.services.lines.speed(member.id) == LineSpeed()
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["in its upload", "before it"])

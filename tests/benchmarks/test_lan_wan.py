@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.tiny import TINY
 
-from benchmarks.wan import Study, retime
+from benchmarks.lan_wan import Study, retime
 from fedcore.comparison.measure.clock import allreduce_seconds, averaging_seconds, local_seconds
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.results import CurvePoint, RunResult

@@ -1,0 +1,67 @@
+"""Lines as people write them and as clients tell them, and how long transfers over them take."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedcore.errors import ConfigurationError
+from fedcore.monitoring.line_speed import LineSpeed, RoundTime, granted_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("2mbit,300ms", LineSpeed(down=250_000, up=250_000, round_trip=0.3)),
+        ("50Mbit/10Mbit, 0.03s", LineSpeed(down=6_250_000, up=1_250_000, round_trip=0.03)),
+        ("64kbit", LineSpeed(down=8_000, up=8_000)),
+        ("1Gbit,1ms", LineSpeed(down=125_000_000, up=125_000_000, round_trip=0.001)),
+    ],
+)
+def test_a_line_as_a_person_writes_it(text: str, line: LineSpeed) -> None:
+    assert LineSpeed.parse(text) == line
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2mb,300ms", "mbit", "0mbit,300ms", "2mbit,300", "2mbit,-1ms", "2mbit/,3ms", "1e9"]
+)
+def test_what_is_no_line(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        LineSpeed.parse(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LineSpeed(down=250_000, up=1_200_000_000, round_trip=0.3),
+        LineSpeed(up=33.0),
+        LineSpeed(round_trip=0.00012),
+        LineSpeed(down=4.5, round_trip=3000.0),
+    ],
+)
+def test_what_a_client_tells_is_read_as_it_was(line: LineSpeed) -> None:
+    text = line.to_query()
+    assert "+" not in text, "a query has a space there"
+    assert LineSpeed.from_query(text) == line
+
+
+def test_a_client_tells_two_digits() -> None:
+    assert LineSpeed(down=123_456.0, up=98_765.0, round_trip=0.31415).to_query() == "120000,99000,0.310000"
+    assert LineSpeed().to_query() == ""
+
+
+@pytest.mark.parametrize("text", ["", ",,", "a,b,c", "-1,0,nan", "inf,1e99,9e9", "1e14"])
+def test_nonsense_counts_as_not_known(text: str) -> None:
+    assert LineSpeed.from_query(text) == LineSpeed()
+
+
+def test_a_transfer_has_twice_the_time_of_its_bytes_at_the_slowest_speed_that_is_known() -> None:
+    assert granted_seconds(1000, (100.0, 50.0, None), 1e9) == 40.0
+    assert granted_seconds(1000, (None, None), 1e9) == 0.0
+    assert granted_seconds(1000, (0.1,), 60.0) == 60.0
+
+
+def test_the_time_of_a_round() -> None:
+    time = RoundTime.of(LineSpeed.parse("2mbit,300ms"), down=4_000_000, up=2_000_000, trips=9)
+    assert (time.download, time.upload, time.messages) == pytest.approx((16.0, 8.0, 2.7))
+    assert time.seconds == pytest.approx(26.7)
+    assert RoundTime.of(LineSpeed(), down=1, up=1, trips=1).seconds == 0.0
