@@ -141,7 +141,8 @@ class Sites:
         )
 
         def hear(event: RunEvent) -> None:
-            if cut and isinstance(event, StageProgress) and event.stage == "input" and not cutting.is_set():
+            shared = isinstance(event, StageProgress) and event.stage == "share" and event.done == event.expected
+            if cut and shared and not cutting.is_set():
                 cutting.set()
                 threading.Thread(target=self._cut, args=(cut,), daemon=True).start()
 

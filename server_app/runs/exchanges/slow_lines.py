@@ -19,7 +19,7 @@ from server_app.services import Services
 log = logging.getLogger("fedcore.server")
 
 
-class Verdict(Enum):
+class LineVerdict(Enum):
     """What follows for a client from its line."""
 
     IN_TIME = "in time"
@@ -45,7 +45,7 @@ class SlowLines:
     event_log: EventLog
     _update: int = 0
     """Bytes of the newest update; 0 before the first."""
-    _verdicts: dict[int, tuple[Verdict, bool]] = field(default_factory=dict)
+    _verdicts: dict[int, tuple[LineVerdict, bool]] = field(default_factory=dict)
     """What was said last of each client, and whether it was asked."""
 
     def note_update(self, size: int) -> None:
@@ -58,7 +58,7 @@ class SlowLines:
 
     def too_slow(self, clients: Iterable[int], sizes: Sizes) -> frozenset[int]:
         """Those of the clients that are asked only if too few others are there."""
-        return frozenset(one for one in clients if self._verdict(self._time(one, sizes)) is Verdict.TOO_SLOW)
+        return frozenset(one for one in clients if self._verdict(self._time(one, sizes)) is LineVerdict.TOO_SLOW)
 
     def announce(self, pool: Collection[int], cohort: Collection[int], sizes: Sizes) -> None:
         """Say of the clients of a pool what follows from their lines, now that it is decided who trains."""
@@ -68,11 +68,11 @@ class SlowLines:
         for client in sorted(pool):
             time, is_asked = self._time(client, sizes), client in cohort
             verdict = self._verdict(time)
-            if verdict is Verdict.IN_TIME:
+            if verdict is LineVerdict.IN_TIME:
                 self._verdicts.pop(client, None)
                 continue
             line = self._text(client, verdict, time, is_asked=is_asked)
-            if verdict is Verdict.TOO_SLOW and not is_asked:
+            if verdict is LineVerdict.TOO_SLOW and not is_asked:
                 self.services.lines.left_out[client] = line
             if self._verdicts.get(client) != (verdict, is_asked):
                 self._verdicts[client] = (verdict, is_asked)
@@ -82,20 +82,20 @@ class SlowLines:
     def _time(self, client: int, sizes: Sizes) -> RoundTime:
         return RoundTime.of(self.services.lines.speed(client), down=sizes.down, up=sizes.up, trips=0)
 
-    def _verdict(self, time: RoundTime) -> Verdict:
+    def _verdict(self, time: RoundTime) -> LineVerdict:
         slowest = max(time.download, time.upload)
         if slowest <= self.settings.step_seconds:
-            return Verdict.IN_TIME
+            return LineVerdict.IN_TIME
         waits = self.settings.slow_lines == "wait" and slowest <= self.settings.transfer_seconds
-        return Verdict.MORE_TIME if waits else Verdict.TOO_SLOW
+        return LineVerdict.MORE_TIME if waits else LineVerdict.TOO_SLOW
 
-    def _text(self, client: int, verdict: Verdict, time: RoundTime, *, is_asked: bool) -> str:
+    def _text(self, client: int, verdict: LineVerdict, time: RoundTime, *, is_asked: bool) -> str:
         settings = self.settings
         need = (
             f"its line ({self.services.lines.speed(client)}) takes {time.download:.0f} s for the model and "
             f"{time.upload:.0f} s for an update"
         )
-        if verdict is Verdict.MORE_TIME:
+        if verdict is LineVerdict.MORE_TIME:
             return f"{need}; it has up to twice that time, and others wait for it"
         what = "it is asked, since too few others are there, and may miss the round" if is_asked else "it is not asked"
         if settings.slow_lines == "leave-out":
