@@ -79,10 +79,32 @@ def test_a_line_that_pauses_in_the_midst_of_an_upload_does_not_lose_its_site(tmp
     assert ended.trained() == [["client-1", "client-2", "client-3"]]
 
 
+def test_an_upload_that_takes_longer_than_training_and_a_step_arrives(tmp_path: Path) -> None:
+    """The first one by the speed that it shows, the second one by that of the first."""
+    train, step = 1.0, 9.0
+    rate = 2 * PARAMETERS / (2 * (train + step))
+    settings = {"min-clients": 3, "step-seconds": step, "train-seconds": train, "liveness-seconds": PATIENCE}
+    with over_a_line(tmp_path, ["client-1"], up=rate, down=10 * MODEL_BYTES) as (made, _):
+        ended = made.submit(settings=settings, num_server_rounds=2, min_nodes=3, parameters=PARAMETERS).finish()
+        slow = member(made, "client-1")
+    assert ended.status == 0, ended.stderr
+    assert ended.of("dropped") == []
+    assert all(done["stage_seconds"]["input"] > train + step for done in ended.of("exchange-done"))
+    assert 0.5 * rate < slow["up_speed"] < 2 * rate
+    (warning,) = [one["line"] for one in ended.of("warning")]
+    assert "client-1" in warning
+
+
 def test_a_line_that_cannot_carry_an_upload_in_time_costs_one_round(tmp_path: Path) -> None:
     """One round waits for a client whose update takes ten times as long as it may; the others do not ask it."""
     stage, rate = 20.0, 8 * PARAMETERS / 200.0
-    settings = {"min-clients": 3, "step-seconds": stage - 1.0, "train-seconds": 1.0, "liveness-seconds": PATIENCE}
+    settings = {
+        "min-clients": 3,
+        "step-seconds": stage - 2.0,
+        "train-seconds": 1.0,
+        "transfer-seconds": 1.0,
+        "liveness-seconds": PATIENCE,
+    }
     with over_a_line(tmp_path, ["client-1"], up=rate, down=10 * MODEL_BYTES, clients=4) as (made, _):
         ended = made.submit(settings=settings, num_server_rounds=3, min_nodes=4, parameters=PARAMETERS).finish()
         slow = member(made, "client-1")
