@@ -109,9 +109,9 @@ class Transfers:
         self._uploads: dict[int, _Upload] = {}
 
     def start_download(self, client: int, size: int) -> None:
-        """The client begins to download a model of so many bytes."""
+        """The client begins to download a model of so many bytes, or asks for the rest of it."""
         now = self._clock()
-        self._downloads[client] = _Download(size, None, now, now)
+        self._downloads.setdefault(client, _Download(size, None, now, now)).size = size
 
     def note_progress(self, client: int, received: int | None) -> None:
         """Note the progress in a heartbeat: bytes of the model so far, None without a download."""
