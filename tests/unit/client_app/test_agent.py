@@ -25,6 +25,7 @@ from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.federation import ClientKit, provision
+from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.wire.forms import our_version
 from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import WithdrawalReason
@@ -58,6 +59,19 @@ async def test_says_that_it_is_alive_while_the_worker_trains(script: Script, cli
         assert script.decoded is None
         client.work.goes_on.set()
         await until(lambda: script.decoded, running)
+
+
+async def test_its_polls_tell_of_the_line_what_heartbeats_have_shown(script: Script, client: Client) -> None:
+    client.work.goes_on = asyncio.Event()
+    script.tasks.append(script.task)
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: len(script.heartbeats) >= 3, running)
+        assert "line" not in script.polls[0]
+        client.work.goes_on.set()
+        await until(lambda: "line" in script.polls[-1], running)
+    line = LineSpeed.from_query(script.polls[-1]["line"])
+    assert line.round_trip is not None
+    assert line.up is None, "an update so small tells nothing"
 
 
 async def test_an_idle_agent_sends_nothing_but_its_polls(script: Script, client: Client) -> None:

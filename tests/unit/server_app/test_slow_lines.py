@@ -162,6 +162,19 @@ async def test_an_upload_over_a_slow_line_has_more_time_than_others(
     assert bool(events_of(await here.finish(run, app), "dropped")) != is_known
 
 
+async def test_a_slow_download_takes_no_time_from_the_training(here: Site, model: ModelState) -> None:
+    run, app = await here.begin({**SETTINGS, "aggregation": "plain"})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    slow, *others = await here.enter_all()
+    await asyncio.gather(*(member.plain() for member in others))
+    await pass_time(here, [slow], TRAIN / 2, received=100)
+    await pass_time(here, [slow], TRAIN - STEP)
+    assert not asked.done()
+    await slow.plain()
+    assert not isinstance(await asked, ExchangeRefused)
+    assert events_of(await here.finish(run, app), "dropped") == []
+
+
 async def train_all(here: Site, members: list[Member]) -> None:
     await asyncio.gather(*(member.enter() for member in members))
     await asyncio.gather(*(member.secure() for member in members))
