@@ -16,6 +16,7 @@ from fedcore.monitoring import formatting
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.base import Message
 from fedcore.wire.problems import ProblemKind
+from fedcore.wire.secagg import SurvivorsOut
 from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import ManifestIn
 
@@ -55,13 +56,15 @@ class ExchangeChannel:
         message: Message,
         following: str,
         answer: type[Out],
-        send_again: Callable[[], Awaitable[None]] | None = None,
+        send_again: Callable[[], Awaitable[object]] | None = None,
     ) -> Out:
         """Send a message and get the result of its stage, in the same request if that comes soon; as `poll`."""
         result = await self.client.transport.put(self.path(route), message, answer, wait=LONG_POLL_SECONDS)
         return result if result is not None else await self.poll(following, answer, send_again)
 
-    async def poll(self, route: str, answer: type[Out], send_again: Callable[[], Awaitable[None]] | None = None) -> Out:
+    async def poll(
+        self, route: str, answer: type[Out], send_again: Callable[[], Awaitable[object]] | None = None
+    ) -> Out:
         """Ask until the server has an answer; the caller bounds how long.
 
         Args:
@@ -90,12 +93,18 @@ class ExchangeChannel:
         self.log("upload", f"{done} {formatting.size(size)}", started)
         return digest
 
-    async def end_upload(self, manifest: ManifestIn, parts: Callable[[], Parts]) -> None:
-        """End the upload; if the server restarted meanwhile, send again what it lost."""
+    async def end_upload(
+        self, manifest: ManifestIn, parts: Callable[[], Parts], *, wait: float = 0.0
+    ) -> SurvivorsOut | None:
+        """End the upload; if the server restarted meanwhile, send again what it lost.
+
+        Returns the survivors if the server names them within `wait` seconds, as it does in a secure exchange alone.
+        """
         while True:
             started = self.client.clock()
             try:
-                return await self.put("manifest", manifest)
+                transport, path = self.client.transport, self.path("manifest")
+                return await transport.put(path, manifest, SurvivorsOut, wait=wait, is_large=True)
             except Refused as refused:
                 if refused.kind != ProblemKind.PARTS_MISSING:
                     raise

@@ -24,6 +24,7 @@ from client_app.exchange.local_update import LocalUpdate, Vector, summary
 from client_app.exchange.models import MODELS_FOLDER, Models, check_room, open_canonical
 from client_app.exchange.upload import cut_parts, read_parts
 from client_app.exchange.withdrawal import BadDealing, plain_error
+from client_app.http.transport import LONG_POLL_SECONDS
 from client_app.records.ledger import note_task
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, RoundFailed, WorkerDied
 from fedcore.federation.admission.admit import Admitted, AdmittedSum, admit
@@ -118,8 +119,8 @@ class _ClientExchange:
         try:
             vector = await self._contribute(session, account, model)
             await in_thread(account.spend)
-            send_again = await self._upload(session, vector)
-            await self._unmask(session, admitted, send_again)
+            named, send_again = await self._upload(session, vector)
+            await self._unmask(session, admitted, named, send_again)
         finally:
             session.abandon()
             self._update.encoder.close()
@@ -258,8 +259,13 @@ class _ClientExchange:
         dealing = secagg_codec.dealing_from_wire(dealer, answer)
         return secagg_codec.complaint_to_wire(await in_thread(session.complain, delivery, dealing))
 
-    async def _upload(self, session: ClientSession, vector: Vector) -> Callable[[], Awaitable[None]]:
-        """R2: mask in place and send, part by part; then end the upload. What is returned does so again."""
+    async def _upload(
+        self, session: ClientSession, vector: Vector
+    ) -> tuple[SurvivorsOut | None, Callable[..., Awaitable[SurvivorsOut | None]]]:
+        """R2: mask in place and send, part by part; then end the upload.
+
+        Returns the survivors if the server names them with its answer, and what ends the upload again.
+        """
         parts = await in_thread(
             session.mask_parts,
             vector,
@@ -272,14 +278,18 @@ class _ClientExchange:
         # Masked in place: a server that lost parts of it gets the same bytes again.
         manifest = ManifestIn(digest=digest, size=vector.nbytes)
         end_upload = partial(self._channel.end_upload, manifest, lambda: cut_parts(vector))
-        await end_upload()
-        return end_upload
+        return await end_upload(wait=LONG_POLL_SECONDS), end_upload
 
     async def _unmask(
-        self, session: ClientSession, admitted: AdmittedSum, send_again: Callable[[], Awaitable[None]]
+        self,
+        session: ClientSession,
+        admitted: AdmittedSum,
+        named: SurvivorsOut | None,
+        send_again: Callable[[], Awaitable[object]],
     ) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
-        answer, started = await self._channel.poll("survivors", SurvivorsOut, send_again), self.client.clock()
+        answer = named if named is not None else await self._channel.poll("survivors", SurvivorsOut, send_again)
+        started = self.client.clock()
         survivors = secagg_codec.survivors_from_wire(answer, self.task.cohort)
         agreed = secagg_codec.consistency_to_wire(session.sign_survivors(survivors))
         ledger, transcript = self.client.ledger, self.client.transcript
@@ -305,7 +315,7 @@ class _ClientExchange:
         self._channel.log("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
 
     async def _agree_again(
-        self, survivors: Survivors, agreed: ConsistencyIn, send_again: Callable[[], Awaitable[None]]
+        self, survivors: Survivors, agreed: ConsistencyIn, send_again: Callable[[], Awaitable[object]]
     ) -> None:
         """Send the update again, and the signature once the server has the same survivors; others are refused."""
         await send_again()

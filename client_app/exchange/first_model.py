@@ -20,22 +20,26 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import Field, ValidationError
 
+from client_app.exchange.models import MODELS_FOLDER, Models
 from client_app.output import Output
 from fedcore.data.statistics import message_statistics
 from fedcore.federation.admission.first_model import NO_APP_MODEL, AppModel
 from fedcore.flower.first_model.derive import derive
-from fedcore.flower.first_model.messages import FirstModel, FirstModelStart
+from fedcore.flower.first_model.messages import Derivation, FirstModel, FirstModelStart
 from fedcore.run.settings import JobSettings
 from fedcore.system.concurrency import end, in_thread
 from fedcore.system.files import write_file
+from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules
 from fedcore.wire.base import Message, Name, Sha256
-from fedcore.wire.tasks import Task
+from fedcore.wire.tasks import ModelRef, Task
 
 Value = TypeVar("Value")
 FIRST_MODELS_FILE: Final = "first-models.json"
 _MOST: Final = 100
 """Runs that are remembered; the oldest is forgotten first."""
+_DERIVED: Final = "derived"
+"""The folder, next to the models, that a ServerApp writes its first one into."""
 _LAST: Final = 2
 """Models of a run that are remembered."""
 
@@ -125,7 +129,7 @@ class DerivedModels:
             return self._failed[key]
         if key not in self._deriving:
             start = _start(task, self.state_dir / "apps" / app_sha256, members, statistics)
-            self._deriving[key] = asyncio.create_task(self._derive(key, start))
+            self._deriving[key] = asyncio.create_task(self._derive(key, start, task.model))
         return await asyncio.shield(self._deriving[key])
 
     async def aclose(self) -> None:
@@ -133,11 +137,26 @@ class DerivedModels:
         for deriving in list(self._deriving.values()):
             await end(deriving)
 
-    async def _derive(self, key: str, start: FirstModelStart) -> AppModel:
+    async def _made(self, start: FirstModelStart, wanted: ModelRef | None) -> Derivation:
+        """Derive the model, and keep it if it is the one that the client would download next."""
+        models = Models(self.state_dir / MODELS_FOLDER)
+        folder = models.folder / _DERIVED
+        await in_thread(remove_left, folder)
+        await in_thread(lambda: folder.mkdir(mode=0o700, parents=True))
+        try:
+            file = folder / "model"
+            made = await derive(start.model_copy(update={"file": str(file)}), self.rules)
+            if isinstance(made, FirstModel) and wanted is not None and made.sha256 == wanted.sha256:
+                await in_thread(models.take, file, made.sha256)
+            return made
+        finally:
+            await in_thread(remove_left, folder)
+
+    async def _derive(self, key: str, start: FirstModelStart, wanted: ModelRef | None) -> AppModel:
         began = time.monotonic()
         try:
             async with self._turn:
-                made = await derive(start, self.rules)
+                made = await self._made(start, wanted)
             seconds = round(time.monotonic() - began, 3)
             if not isinstance(made, FirstModel):
                 self.output.warning("model", f"the app's first model cannot be derived: {made.reason}", seconds=seconds)

@@ -62,6 +62,13 @@ class Models:
         self._keep_only(sha256)
         return received + size
 
+    def take(self, file: Path, sha256: str) -> None:
+        """Take over a file in place of a download, if it is the model `sha256`; user code may have written it."""
+        if file.is_symlink() or not file.is_file() or sha256_file(file) != sha256:
+            return
+        os.replace(file, self.path(sha256))
+        self._keep_only(sha256)
+
     def _add(self, base: Path, difference: Path, sha256: str) -> bool:
         """Apply a difference to the model that is here; whether the result is the announced one."""
         made = self.folder / f"{_INCOMING}{_SUFFIX}"

@@ -189,10 +189,12 @@ class HttpTransport:
         body = await self._exchange("GET", target, b"", retry, silence, limit, on_headers)
         return await parse(answer, path, body, read)
 
-    async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
+    async def put(
+        self, path: str, message: Message, answer: type[Answer], *, wait: float, is_large: bool = False
+    ) -> Answer | None:
         """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
-        target = f"{path}?{urlencode({'wait': f'{wait:g}'})}"
-        silence = wait + self.retry.answer_seconds
+        target = f"{path}?{urlencode({'wait': f'{wait:g}'})}" if wait else path
+        silence = wait + (_BODY_SECONDS if is_large else self.retry.answer_seconds)
         body = await self._exchange("PUT", target, message.model_dump_json().encode(), None, silence)
         return await parse(answer, path, body)
 

@@ -87,8 +87,18 @@ class Transport(Protocol):
         """
         ...
 
-    async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
-        """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
+    async def put(
+        self, path: str, message: Message, answer: type[Answer], *, wait: float, is_large: bool = False
+    ) -> Answer | None:
+        """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds.
+
+        Args:
+            path: of the route.
+            message: what is sent.
+            answer: what it may lead to.
+            wait: how many seconds the server may hold the request.
+            is_large: whether the server has more to do before than with a control message, as at the end of an upload.
+        """
         ...
 
     async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:

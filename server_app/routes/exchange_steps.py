@@ -23,6 +23,7 @@ from fedcore.wire.secagg import (
 )
 from fedcore.wire.tasks import DrawTicketIn
 from fedcore.wire.uploads import ManifestIn, PartsOut, WithdrawalReason, WithdrawIn
+from server_app.exchanges.secure import SecureExchange
 from server_app.http.audience import ForClients
 from server_app.http.problems import problem_responses
 from server_app.rejection import Rejection
@@ -36,6 +37,7 @@ from server_app.routes.access import (
     Draw,
     Secure,
     UploadExchange,
+    json_response,
 )
 from server_app.routes.files import OCTETS, DifferenceResponse, ModelResponse, OctetsResponse, body_chunks
 from server_app.storage.blobs import Body
@@ -166,10 +168,17 @@ async def parts(
     return PartsOut(parts={index: sha256.hex() for index, sha256 in received.items()})
 
 
-@router.put("/manifest", status_code=204, responses=_PUT)
-async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client) -> None:
-    """Ends the upload; in plain mode an error instead of a file is the whole reply."""
+@router.put("/manifest", response_model=SurvivorsOut, responses={**_PUT, **_NOT_YET})
+async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client, waiting: AnyPoll) -> Response:
+    """Ends the upload; in plain mode an error instead of a file is the whole reply.
+
+    A secure exchange answers with U3 if it is known within `wait` seconds, which saves a request.
+    """
     await exchange.take_manifest(client.client_id, body, client.content_sha256)
+    if not waiting.seconds or not isinstance(exchange, SecureExchange):
+        return json_response(None)
+    secure = exchange
+    return await waiting.respond(lambda: secure.survivors_for(client.client_id))
 
 
 @router.get("/survivors", response_model=SurvivorsOut, responses={**_GET, **_NOT_YET})

@@ -289,6 +289,12 @@ class Member:
         await self.send(body)
         await self.put("manifest", manifest)
 
+    async def end_upload(self, *, wait: float) -> httpx.Response:
+        """Upload, and wait for what the answer to the manifest may hold."""
+        body, manifest = self.vector()
+        await self.send(body)
+        return await self.ask("PUT", f"{self.at('manifest')}?wait={wait:g}", manifest)
+
     async def send(self, body: bytes) -> None:
         """An update, part by part."""
         for index, part in enumerate(parts_of(body)):

@@ -429,6 +429,8 @@ class Scripted:
             case "advertisement" | "key-shares" | "manifest" | "consistency" | "unmask":
                 getattr(self, f"put_{route.replace('-', '_')}")(body)
         following = {"advertisement": "cohort", "key-shares": "key-shares", "consistency": "consistency"}
+        if self.task.aggregation == "secure":
+            following["manifest"] = "survivors"
         if route in following and not self.not_yet:
             return self.answer(following[route])
         return Response(status_code=204)

@@ -30,7 +30,8 @@ _LONGEST_REASON: Final = 500
 async def derive(start: FirstModelStart, rules: Rules | None = None, *, seconds: float = DERIVE_SECONDS) -> Derivation:
     """The first model of a ServerApp, or why there is none.
 
-    Its process may read the app and what `rules` add, and no data; it has no network.
+    Its process may read the app and what `rules` add, and no data; it has no network. It may write into the folder of
+    `start.file`; what it leaves there is the app's word.
 
     Args:
         rules: what the owner adds to what user code may see.
@@ -50,12 +51,15 @@ async def _derive(start: FirstModelStart, rules: Rules, private: Path, seconds: 
     # Without this seed, the order of a set of texts is another in every process.
     environment = {**clean_environment(rules, private), "PYTHONHASHSEED": "0"}
     environment.pop(_DATA, None)
+    target = (Path(start.file).parent,) if start.file else ()
     process, connection = await start_process(
         "fedcore.flower.first_model.process",
         expected=FROM_PROCESS,
         environment=environment,
         sandbox=Sandbox(
-            read=(Path(start.app), *rules.read, *named_paths(environment)), write=(private,), confined=rules.confined
+            read=(Path(start.app), *rules.read, *named_paths(environment)),
+            write=(private, *target),
+            confined=rules.confined,
         ),
         folder=private,
         stderr=asyncio.subprocess.STDOUT,

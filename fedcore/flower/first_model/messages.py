@@ -22,12 +22,15 @@ class FirstModelStart(ServerAppStart):
         Ids of the clients that the ServerApp finds connected.
     statistics
         Those of the clients' columns that the federation's messages name; the ServerApp asks nobody for them.
+    file
+        Where the model is to be written, in a folder that is made for it alone; "" for nowhere.
     """
 
     op: Literal["start"] = "start"
     app_sha256: Sha256
     nodes: list[ClientId]
     statistics: dict[str, Any] = Field(default_factory=dict)
+    file: str = ""
 
 
 class FirstModel(Message):

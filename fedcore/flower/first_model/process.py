@@ -6,6 +6,7 @@ the process that asks. It prepares itself, and runs the app, by the functions th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -26,6 +27,7 @@ from fedcore.flower.first_model.messages import (
 from fedcore.flower.first_model.recorder import FirstModelRecorder, no_central_tests
 from fedcore.flower.grid.known_statistics import statistics_of
 from fedcore.flower.serverside import begin_server_process, load_server_app, run_started
+from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
 
 NO_ASKER = 70
@@ -61,7 +63,14 @@ def _begin(start: FirstModelStart, end: Callable[[Derivation], NoReturn]) -> Non
     Path(FILES).mkdir()
     os.chdir(FILES)
     begin_server_process(start.run)
-    backend = FirstModelRecorder(start.nodes, lambda sha256: end(FirstModel(sha256=sha256)))
+
+    def found(model: ModelState) -> NoReturn:
+        if start.file:
+            with contextlib.suppress(FedcoreError, OSError):  # then the client downloads it
+                model.save(Path(start.file))
+        end(FirstModel(sha256=model.sha256()))
+
+    backend = FirstModelRecorder(start.nodes, found)
 
     def look() -> None:
         if getattr(load_server_app(FlowerApp.load(folder)), QUERIES_ALONE, False):

@@ -14,6 +14,7 @@ from fedcore.errors import AppError
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
+from fedcore.state import ModelState
 from fedcore.wire.events import FiguresFound
 from fedcore.wire.tasks import is_query
 
@@ -24,10 +25,10 @@ class FirstModelRecorder:
     nodes
         Ids of the clients that are connected.
     on_model
-        Called with the SHA-256 of the model's file; it does not return.
+        Called with the model; it does not return.
     """
 
-    def __init__(self, nodes: Sequence[int], on_model: Callable[[str], NoReturn]) -> None:
+    def __init__(self, nodes: Sequence[int], on_model: Callable[[ModelState], NoReturn]) -> None:
         self._nodes = list(nodes)
         self._on_model = on_model
 
@@ -43,7 +44,7 @@ class FirstModelRecorder:
         """Take the model; raises AppError for a request without one, which clients would have to answer first."""
         if request.model is None or is_query(request.message_type):
             raise AppError(f"before its first model the ServerApp asks the clients: {request.message_type}")
-        self._on_model(request.model.sha256())
+        self._on_model(request.model)
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """Refused: in plain mode nobody derives a model. Raises AppError."""

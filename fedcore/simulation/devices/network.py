@@ -21,8 +21,8 @@ PRESETS = {
 PLAIN_TRIPS = 4
 """Requests of a plain exchange that wait for one another: task, model, the update's parts, its manifest."""
 
-SECURE_TRIPS = PLAIN_TRIPS + 3
-"""The same of a secure one: the survivors, the signatures and the shares come after the manifest."""
+SECURE_TRIPS = PLAIN_TRIPS + 2
+"""The same of a secure one: the answer to the manifest names the survivors; the signatures and the shares follow."""
 
 KEY_TRIPS = 2
 """Requests of a secure exchange during the training: advertisement and sealed shares."""

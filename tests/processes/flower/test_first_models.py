@@ -22,6 +22,7 @@ from fedcore.flower.first_model import derive as deriving
 from fedcore.flower.first_model.derive import derive
 from fedcore.flower.first_model.messages import Derivation, FirstModel, FirstModelStart, NotDerived
 from fedcore.flower.first_model.repeat import why_not_derived
+from fedcore.state import sha256_file
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
@@ -89,8 +90,12 @@ def derived(start: FirstModelStart, **options: Any) -> Derivation:
 
 def test_unseeded_generators_are_seeded_by_the_run(tmp_path: Path) -> None:
     """At import and later, torch's, NumPy's and Python's, and the order of a set; a test at the server is left out."""
-    first, again, other = (derived(start_in(tmp_path, run)) for run in ("one", "one", "two"))
+    kept = tmp_path / "kept" / "model"
+    kept.parent.mkdir()
+    starts = [start_in(tmp_path / "apps", run) for run in ("one", "one", "two")]
+    first, again, other = map(derived, [starts[0].model_copy(update={"file": str(kept)}), *starts[1:]])
     assert isinstance(first, FirstModel)
+    assert sha256_file(kept) == first.sha256
     assert first == again != other
 
 

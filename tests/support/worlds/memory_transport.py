@@ -80,8 +80,11 @@ class MemoryTransport:
             self.on_task()
         return _parsed(found, answer)
 
-    async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
-        return _parsed(await self._ask("PUT", path, _json(message), {"wait": f"{wait:g}"}), answer)
+    async def put(
+        self, path: str, message: Message, answer: type[Answer], *, wait: float, is_large: bool = False
+    ) -> Answer | None:
+        query = {"wait": f"{wait:g}"} if wait else {}
+        return _parsed(await self._ask("PUT", path, _json(message), query), answer)
 
     async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
         await self._ask(method, path, _json(message), {})

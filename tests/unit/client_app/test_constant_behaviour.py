@@ -92,7 +92,7 @@ class Seen:
 def _unmasked(path: str, body: bytes) -> object:
     if "/update/parts/" in path:
         return None
-    if path.endswith("/manifest"):
+    if path.partition("?")[0].endswith("/manifest"):
         return {key: value for key, value in json.loads(body).items() if key != "digest"}
     return body
 

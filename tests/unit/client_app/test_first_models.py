@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.records import make_task
 
 from client_app.exchange.first_model import FIRST_MODELS_FILE, DerivedModels
+from client_app.exchange.models import MODELS_FOLDER, Models
 from client_app.output import Output
 from fedcore.federation.admission.first_model import AppModel
 from fedcore.flower.first_model.messages import Derivation, FirstModel, FirstModelStart
 from fedcore.run.settings import JobSettings
+from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.system.sandbox.sandbox import Rules
 from fedcore.wire.tasks import ModelRef, Task
@@ -99,3 +102,25 @@ async def test_runs_of_long_ago_are_forgotten(tmp_path: Path) -> None:
     known = await models.last_models("now")
     assert len(known) == 100
     assert ref(1).sha256 not in known
+
+
+@pytest.mark.parametrize("content", ["the model", "another", "nothing"])
+async def test_a_model_that_a_client_derives_needs_no_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    own = ModelState.from_arrays({"w": np.arange(5, dtype=np.float32)})
+    other = ModelState.from_arrays({"w": np.ones(5, np.float32)})
+
+    async def derived(start: FirstModelStart, rules: Rules) -> Derivation:
+        if content != "nothing":
+            (own if content == "the model" else other).save(Path(start.file))
+        return FirstModel(sha256=own.sha256())
+
+    monkeypatch.setattr("client_app.exchange.first_model.derive", derived)
+    task = make_task(1, run="one", message_type="train", model=ModelRef(sha256=own.sha256(), size=100))
+    made = await DerivedModels(tmp_path, Output(name="client-1")).of(task, task.app_sha256, [1])
+    assert made.sha256 == own.sha256()
+    models = Models(tmp_path / MODELS_FOLDER)
+    kept = [models.path(own.sha256())] if content == "the model" else []
+    assert list(models.folder.iterdir()) == kept
+    assert models.has(own.sha256()) == bool(kept)

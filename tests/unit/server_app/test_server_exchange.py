@@ -19,6 +19,7 @@ from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.forms import our_version
 from fedcore.wire.presence import HeartbeatIn, JoinIn
+from fedcore.wire.secagg import SurvivorsOut
 from fedcore.wire.uploads import ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
 from server_app.runs.app.messages import ExchangeRefused, Nodes, PlainReplies, Replies
 
@@ -87,6 +88,25 @@ async def test_secure_exchange_gives_the_weighted_mean(here: Site, model: ModelS
     got = await here.operator("GET", f"/v1/runs/{run}/model")
     assert len(got.content) == ended.model.size
     assert app.stopped
+
+
+async def test_the_answer_to_the_last_manifest_names_the_survivors(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    _, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await together(members, dict.fromkeys(ALL, "upload"))
+    answers = await asyncio.gather(*(member.end_upload(wait=30) for member in members))
+    assert {answer.status_code for answer in answers} == {200}
+    named = [SurvivorsOut.model_validate_json(answer.content) for answer in answers]
+    assert named == [SurvivorsOut.model_validate_json(await member.get("survivors")) for member in members]
+    await together_from_sign(members)
+    assert isinstance(await asked, Replies)
+
+
+async def together_from_sign(members: list[Member]) -> None:
+    for step in ("sign", "unmask"):
+        await asyncio.gather(*(getattr(member, step)() for member in members))
 
 
 async def test_later_exchanges_use_narrow_fields(here: Site, model: ModelState) -> None:

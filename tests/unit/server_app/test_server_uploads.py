@@ -347,8 +347,8 @@ async def test_making_it_durable_can_be_tried_again(desk: Desk, monkeypatch: pyt
 
 @pytest.fixture
 def large() -> ModelState:
-    """A model whose first update, 8 bytes a parameter, has two parts."""
-    return ModelState.from_arrays({"weight": np.zeros(1_100_000, np.float32)})
+    """A model whose first update, 4 bytes a parameter, has two parts."""
+    return ModelState.from_arrays({"weight": np.zeros(2_200_000, np.float32)})
 
 
 async def opened(site: Site, model: ModelState, settings: dict[str, Any] | None = None) -> tuple[Any, list[Member]]:
