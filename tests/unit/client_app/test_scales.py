@@ -44,7 +44,7 @@ def test_scales_are_remembered_over_a_restart(tmp_path: Path, make_task: Callabl
             ask(ledger, make_task, at(1.0, 0.25), exchange=5)
         ask(ledger, make_task, at(2.0**-8, 0.5), exchange=5)
         # Another run begins anew.
-        with raises(ProtocolViolation, check="scales-off-rule", match=r"\b16\b"):
+        with raises(ProtocolViolation, check="scales-off-rule", match=r"\b32\b"):
             ask(ledger, make_task, at(2.0**-8, 0.5), run="other")
         ask(ledger, make_task, FIRST, run="other")
 

@@ -54,13 +54,13 @@ def test_a_sudden_step_is_repeated_with_wider_scales(
 ) -> None:
     large = {"large_round": 4, "large_site": 3, "large_by": 100.0, "large_elements": elements}
     run = {"strategy": strategy, "num_server_rounds": 6, **large}
-    done, difference = both(simulate, {"w-max": 64}, **run)
+    done, difference = both(simulate, {"w-max": 512}, **run)
     [repeat] = done.of("exchange-repeated")
     assert (repeat["large"], repeat["survivors"], repeat["server_round"]) == (1, 4, 4)
     assert all(exchange["clipped"] == 0 for exchange in done.of("exchange-done"))
     assert done.of("exchange-failed") == []
     assert difference < (STEP if strategy == "FedAdam" else STEP * 100)
-    simulate(4, app=UNEVEN, settings={"w-max": 64}, runs=str(tmp_path), **run)
+    simulate(4, app=UNEVEN, settings={"w-max": 512}, runs=str(tmp_path), **run)
     assert Counter(map(tuple, runs_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6): 4}
 
 
@@ -77,7 +77,7 @@ def test_one_element_beyond_its_scale_moves_no_fedadam_by_more_than_the_codec(
 
     monkeypatch.setattr(EncodingPlan, "learn", listen)
     run = {"strategy": "FedAdam", "num_server_rounds": 6, "large_round": 4, "large_site": 3, "large_by": 100.0}
-    secure = simulate(4, app=UNEVEN, settings={"w-max": 64}, **run)
+    secure = simulate(4, app=UNEVEN, settings={"w-max": 512}, **run)
     plain = simulate(4, app=UNEVEN, settings=PLAIN, **run)
     assert len(secure.of("exchange-repeated")) == 1
     assert len(sums) == 6
@@ -110,14 +110,14 @@ def fedadam_by_hand(
 
 def test_a_step_in_the_first_round(simulate: Simulate) -> None:
     """There nothing is known of magnitudes, so the scale is generous; this is beyond it."""
-    done, difference = both(simulate, {"w-max": 64}, large_round=1, large_site=3, large_by=1e8)
+    done, difference = both(simulate, {"w-max": 512}, large_round=1, large_site=3, large_by=1e8)
     assert {event["large"] for event in done.of("exchange-repeated")} == {1}
     assert difference < 1e8 * STEP
 
 
 def test_warn_goes_on_and_says_how_much_was_lost(simulate: Simulate) -> None:
     large = {"large_round": 3, "large_site": 3, "large_by": 1e5}
-    done = simulate(4, app=UNEVEN, settings={"clipping": "warn", "w-max": 64}, **large)
+    done = simulate(4, app=UNEVEN, settings={"clipping": "warn", "w-max": 512}, **large)
     assert [exchange["clipped"] for exchange in done.of("exchange-done")] == [0, 0, 1]
     assert 0.5 < done.of("exchange-done")[2]["lost_norm"] < 1
     assert done.of("exchange-repeated") == []
@@ -128,27 +128,27 @@ def test_an_update_that_shrinks_a_thousandfold_is_asked_for_again_in_wider_field
 ) -> None:
     """As after a step of a learning rate schedule: at the scale of before it would be mostly rounding."""
     run = {"num_server_rounds": 4, "late_round": 3, "late_rate": 1e-4}
-    done, difference = both(simulate, {"w-max": 64}, **run)
+    done, difference = both(simulate, {"w-max": 512}, **run)
     assert [event["coarse"] for event in done.of("exchange-repeated")] == ["weight"]
     assert done.of("exchange-failed") == []
     assert difference < STEP
-    simulate(4, app=UNEVEN, settings={"w-max": 64}, runs=str(tmp_path), **run)
+    simulate(4, app=UNEVEN, settings={"w-max": 512}, runs=str(tmp_path), **run)
     assert Counter(map(tuple, runs_of(tmp_path).values())) == {(1, 2, 3, 4): 4}
 
 
 def test_near_the_point_where_the_sites_agree_secure_is_plain(simulate: Simulate) -> None:
     """The mean halves in each round, what each site sends does not."""
-    _, difference = both(simulate, {"w-max": 64}, num_server_rounds=20)
+    _, difference = both(simulate, {"w-max": 512}, num_server_rounds=20)
     assert difference < 1e-5
 
 
 def test_repeats_count_against_no_attempt_and_end(simulate: Simulate) -> None:
-    done = simulate(4, app=UNEVEN, settings={"w-max": 64, "max-attempts": 1}, large_round=1, large_by=1e7)
+    done = simulate(4, app=UNEVEN, settings={"w-max": 512, "max-attempts": 1}, large_round=1, large_by=1e7)
     assert len(done.of("exchange-repeated")) <= MOST_REPEATS
     assert len(done.of("exchange-done")) == 3
 
 
 def test_fail_ends_the_run_at_once_and_says_what_to_set(simulate: Simulate) -> None:
     with pytest.raises(RunFailed, match=r'^round 3\D+1 of 4 .*clipping = "repeat"') as failed:
-        simulate(4, app=UNEVEN, settings={"clipping": "fail", "w-max": 64}, large_round=3, large_by=1e5, large_site=3)
+        simulate(4, app=UNEVEN, settings={"clipping": "fail", "w-max": 512}, large_round=3, large_by=1e5, large_site=3)
     assert isinstance(failed.value.__cause__, UpdateTooLarge)
