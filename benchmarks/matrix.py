@@ -62,9 +62,9 @@ class Arm:
 ARMS: Final = (
     Arm(python="3.11", flower="1.41", torch="2.13", locked=True),
     Arm(python="3.11", flower="1.42", torch="2.14", locked=False),
-    Arm(python="3.12", flower="1.41", torch="2.14", locked=True),
+    Arm(python="3.12", flower="1.41", torch="2.13", locked=True),
     Arm(python="3.12", flower="1.42", torch="2.14", locked=False),
-    Arm(python="3.13", flower="1.41", torch="2.14", locked=True),
+    Arm(python="3.13", flower="1.41", torch="2.13", locked=True),
     Arm(python="3.13", flower="1.42", torch="2.14", locked=False),
 )
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Both images without Docker and without its hub: buildah, on a base of Debian's own packages in place of python:3.11-slim.
+# With `everything` also what compose-replicas.yaml takes from the hub, PostgreSQL and nginx, of Debian's packages.
 #
-#   docker/build-bare.sh
+#   docker/build-bare.sh [everything]
 #
-# Needs root and some minutes (eight on two cores, most of them torch): apt-get install buildah debootstrap
+# Needs root and some minutes (most of them torch): apt-get install buildah debootstrap
 # DEBIAN                    Debian's mirror, if not deb.debian.org.
-# CA_BUNDLE                 a file of the repository's folder, see the Dockerfiles.
+# CA_BUNDLE                 a file of the repository's folder, see the Dockerfile.
 # TORCH_INDEX, PIP_INDEX_URL  mirrors of PyTorch's and of Python's package index.
+# WHEELS                    a folder of wheels that counts as one more index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,18 +23,32 @@ arguments=(--build-arg PYTHON_IMAGE=localhost/fedcore-base)
 for name in CA_BUNDLE TORCH_INDEX PIP_INDEX_URL; do
     [[ -n "${!name:-}" ]] && arguments+=(--build-arg "$name=${!name}")
 done
+[[ -n "${WHEELS:-}" ]] && arguments+=(--volume "$WHEELS:/wheels:ro" --build-arg PIP_FIND_LINKS=/wheels)
 
 base="$(mktemp -d)"
 trap 'rm -rf "$base"' EXIT
+
+# tag NAME: makes an image of what lies in $base.
+tag() {
+    rm -rf "$base"/var/cache/apt/*.bin "$base"/var/cache/apt/archives/*.deb "$base"/var/lib/apt/lists/* \
+        "$base"/usr/share/{doc,info,locale,man}/* "$base"/var/log/*
+    buildah bud --isolation chroot --quiet --tag "localhost/$1" --file - "$base" <<<$'FROM scratch\nCOPY . /'
+}
+
 # Debian 12 has Python 3.11; the commands are called as in python:3.11-slim.
 packages=python3,python3-venv,python-is-python3,ca-certificates
 debootstrap --variant=minbase --include="$packages" bookworm "$base" "${DEBIAN:-http://deb.debian.org/debian}"
-printf 'FROM scratch\nCOPY . /\n' >"$base.Dockerfile"
-buildah bud --isolation chroot --tag localhost/fedcore-base --file "$base.Dockerfile" "$base"
-rm "$base.Dockerfile"
+tag fedcore-base
 
-for name in server client; do
+for target in server client; do
     buildah bud --isolation chroot --format docker --layers "${arguments[@]}" \
-        --tag "localhost/fedcore-$name" --file "docker/$name.Dockerfile" .
+        --target "$target" --tag "localhost/fedcore-$target" --file docker/Dockerfile .
 done
+
+if [[ "${1:-}" == everything ]]; then
+    for target in postgres nginx; do
+        buildah bud --isolation chroot --format docker --layers --target "$target" \
+            --tag "localhost/fedcore-$target" --file docker/stand-ins.Dockerfile docker
+    done
+fi
 buildah images --filter reference='localhost/fedcore-*'

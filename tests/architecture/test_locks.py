@@ -53,9 +53,8 @@ def test_a_larger_lock_has_all_of_the_smaller_in_the_same_versions() -> None:
 def test_no_tool_of_the_developers_is_shipped() -> None:
     tools = {"cyclonedx-bom", "hypothesis", "import-linter", "mypy", "pytest", "ray", "ruff", "sphinx"}
     assert not tools & locked("requirements-extras.lock").keys()
-    for image in ("client", "server"):
-        text = (ROOT / "docker" / f"{image}.Dockerfile").read_text()
-        assert "requirements-dev.lock" not in text
-        assert "--no-deps --require-hashes -r requirements-extras.lock\n" in text
-        assert re.search(r"ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
-        assert re.search(r"^COPY --chown=root:root examples /apps$", text, re.MULTILINE), "the user cannot write it"
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    assert "requirements-dev.lock" not in text
+    assert "--no-deps --require-hashes -r requirements-extras.lock\n" in text
+    assert re.search(r"ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+    assert re.search(r"^COPY --chown=root:root examples /apps$", text, re.MULTILINE), "the user cannot write it"

@@ -21,12 +21,15 @@ ROOT = Path(__file__).parents[3]
 
 
 def instructions(name: str) -> list[tuple[str, str]]:
-    """Those of a Dockerfile: what it does, and to what, with the defaults of its build arguments."""
-    lines = (ROOT / "docker" / f"{name}.Dockerfile").read_text().splitlines()
+    """Those of an image: what it does, and to what, with the defaults of its build arguments."""
+    lines = (ROOT / "docker" / "Dockerfile").read_text().splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", "")
-    found, defaults = [], {}
+    found, defaults, stage = [], {}, "base"
     for line in filter(str.strip, text.splitlines()):
         what, _, words = line.partition(" ")
+        stage = words.rpartition(" AS ")[2] if what == "FROM" else stage
+        if stage not in ("build", "base", name):
+            continue
         if what == "ARG":
             key, _, defaults[key] = words.partition("=")
         found.append((what, re.sub(r"\$(\w+)", lambda match: defaults.get(match[1], match[0]), words)))

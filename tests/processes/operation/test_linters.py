@@ -22,14 +22,12 @@ def hadolint() -> str | None:
     return str(found) if Path(found).exists() else shutil.which("hadolint")
 
 
-@pytest.mark.parametrize("name", ["server", "client"])
+@pytest.mark.parametrize("name", ["Dockerfile", "stand-ins.Dockerfile"])
 def test_hadolint_finds_nothing_in_an_image(name: str) -> None:
     program = hadolint()
     if program is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run(
-        [program, ROOT / "docker" / f"{name}.Dockerfile"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([program, ROOT / "docker" / name], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 

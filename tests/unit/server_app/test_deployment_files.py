@@ -115,7 +115,21 @@ def test_compose_files_agree_with_themselves(name: str) -> None:
             source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
             assert source in content["volumes"] or (ROOT / "docker" / source).exists(), source
         if "build" in service:
-            assert (ROOT / service["build"]["dockerfile"]).exists()
+            stages = re.findall(r"^FROM .+ AS (\w+)$", (ROOT / service["build"]["dockerfile"]).read_text(), re.M)
+            assert service["build"]["target"] in stages
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose-replicas.yaml"])
+def test_each_party_has_a_volume_of_its_own_and_writes_nowhere_else(name: str) -> None:
+    content = yaml.safe_load((ROOT / "docker" / name).read_text())
+    services = content["services"]
+    assert all(service["read_only"] and "/tmp" in service["tmpfs"] for service in services.values())
+    mounts = {key: [volume.split(":") for volume in service["volumes"]] for key, service in services.items()}
+    made = {source for source, target in mounts["provision"] if target == f"/parties/{source}"}
+    assert made == content["volumes"].keys() - {"database"}, "all that is not a database's comes from `provision`"
+    for party in ("client-1", "client-2", "client-3", "client-4", "operator"):
+        assert [key for key, paths in mounts.items() if party in {path[0] for path in paths}] == ["provision", party]
+    assert [key for key, paths in mounts.items() if "authority" in {path[0] for path in paths}] == ["provision"]
 
 
 def test_the_sed_script_of_compose_finds_its_addresses() -> None:
