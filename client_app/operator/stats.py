@@ -16,10 +16,10 @@ from rich.console import Console
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_submission import make_submission
 from fedcore.data.questions import Answer, Question, answer_from_plain, coarse, question_to_plain
+from fedcore.data.regression.question import RegressionQuery
 from fedcore.data.reports.options import StatsOptions, columns_question
 from fedcore.data.reports.report import ColumnsReport, json_text, save_report
-from fedcore.data.tables import TableSchema
-from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
+from fedcore.errors import ConfigurationError, PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
@@ -44,8 +44,14 @@ class ColumnsRequest:
 
 def request_of(app: FlowerApp, options: StatsOptions) -> ColumnsRequest:
     """What to ask of the clients of an app; raises ConfigurationError."""
-    schema = TableSchema.load(app.folder / app.schema) if app.schema else None
-    question, report = columns_question(options, app.statistics, schema)
+    question, report = columns_question(options, app.statistics, app.table_schema())
+    if isinstance(question, RegressionQuery) and question.sites == "random" and not app.plan:
+        raise ConfigurationError(
+            "random effects of sites tell the server how many rows each site has, and their means, so clients answer "
+            'only what the study plan of the app names: write the question with site-effects = "random" into its '
+            "plan.toml (docs/howto/statistics.md), before the owners approve the app",
+            check="no-plan",
+        )
     return ColumnsRequest(app=app, question=question, report=report)
 
 
@@ -76,7 +82,7 @@ def ask_in_memory(
     flower = request.app
     job = JobSettings.from_mapping({**flower.settings.to_mapping(), **settings}, where="--set")
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    with contextlib.redirect_stdout(sys.stderr), ProgressView(Console(stderr=True), "simulated") as view:
+    with contextlib.redirect_stdout(sys.stderr), _progress("simulated") as view:
         simulation = Simulation(
             app=flower,
             clients=clients,
@@ -122,13 +128,17 @@ def ask_federation(
 
 def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound | None]:
     event = None
-    with ProgressView(Console(stderr=True), "federated") as view:
+    with _progress("federated") as view:
         for state in client.follow(run):
             for recorded in state.events:
                 view.show(recorded.event)
                 if isinstance(recorded.event, StatisticsFound):
                     event = recorded.event
     return state, event
+
+
+def _progress(label: str) -> ProgressView:
+    return ProgressView(Console(stderr=True), label, only_queries=True)
 
 
 def show(report: ColumnsReport, *, out: Path | None, in_json: bool) -> None:

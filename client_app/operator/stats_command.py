@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from client_app.operator.options import (
+    CONNECT_SECONDS,
+    OPERATOR,
+    Clients,
+    ConnectSeconds,
+    Operator,
+    Server,
+    check_clients,
+)
 from fedcore.cli.main import AppFolder, DataFolder, RunConfig, Settings
 from fedcore.errors import ConfigurationError
 from fedcore.system.files import check_replaceable
@@ -15,11 +23,9 @@ from fedcore.system.files import check_replaceable
 
 def stats(
     app: AppFolder,
-    clients: Annotated[int, typer.Option(min=0, help="Ask this many simulated clients in memory, and no server.")] = 0,
-    server: Annotated[str, typer.Option(help="URL of the server; by default the one in the operator's kit.")] = "",
-    operator: Annotated[
-        Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
-    ] = Path("federation/operator"),
+    clients: Clients = 0,
+    server: Server = "",
+    operator: Operator = OPERATOR,
     bounds: Annotated[
         list[str] | None,
         typer.Option(
@@ -112,7 +118,7 @@ def stats(
         Path | None, typer.Option(help="Save the answer here, as .csv, .tex, .json, or a picture: .svg, .png, .pdf.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
-    connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
+    connect_seconds: ConnectSeconds = CONNECT_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
 ) -> None:
     """Ask a federation for statistics of its columns, a table one, a contingency table, correlations, a regression, or
@@ -137,10 +143,7 @@ def stats(
     asks simulated clients in memory.
     """
     _check_out(out, force=force)
-    if clients and server:
-        raise ConfigurationError("--clients asks simulated clients in memory, --server a federation; give one of them")
-    if data_dir is not None and clients:
-        os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
+    check_clients(clients, server, data_dir)
     from client_app.operator import stats as operation
     from fedcore.data.reports.options import StatsOptions, words_of
     from fedcore.flower.app import FlowerApp

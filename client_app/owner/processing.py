@@ -132,5 +132,4 @@ def schema_of(app: Path | None) -> TableSchema | None:
     """The columns and the target that an installed app uses; None if it does not say so. Raises FedcoreError."""
     if app is None or not app.is_dir():
         return None
-    loaded = FlowerApp.load(app)
-    return TableSchema.load(loaded.folder / loaded.schema) if loaded.schema else None
+    return FlowerApp.load(app).table_schema()

@@ -119,7 +119,6 @@ def _round_times(
 def _site_node(app: FlowerApp, values: Mapping[str, Scalar], findings: Findings) -> Mapping[str, Scalar] | None:
     """A site's node config, and what is remarkable about its table; None if it lacks what the app asks for."""
     from fedcore.data.table_remarks import remarks
-    from fedcore.data.tables import TableSchema
 
     if problems := node_problems(app.node_keys, values, folder=Path.cwd()):
         for problem in problems:
@@ -127,8 +126,9 @@ def _site_node(app: FlowerApp, values: Mapping[str, Scalar], findings: Findings)
         return None
     with findings.expecting("the table"):
         node = absolute_paths(app.node_keys, values, Path.cwd())
-        if app.schema and "csv" in node:
-            for remark in remarks(TableSchema.load(app.folder / app.schema), Path(str(node["csv"]))):
+        schema = app.table_schema()
+        if schema is not None and "csv" in node:
+            for remark in remarks(schema, Path(str(node["csv"]))):
                 findings.warn("the table", remark)
         return node
     return None

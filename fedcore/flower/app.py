@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from fedcore.errors import AppError
 from fedcore.flower.node.keys import NodeKeys, node_keys
@@ -20,6 +20,9 @@ from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import flat
 from fedcore.system.files import remove_tree
 from fedcore.wire.base import Scalar
+
+if TYPE_CHECKING:
+    from fedcore.data.tables import TableSchema
 
 _REFERENCES = ("predictor", "example-input")
 SIMULATION_CLIENTS: Final = 10
@@ -60,6 +63,12 @@ class FlowerApp:
     node_keys: NodeKeys = field(default_factory=dict)
     schema: str = ""
     plan: str = ""
+
+    def table_schema(self) -> TableSchema | None:
+        """The columns of the app's table, None if it does not name them; raises what `TableSchema.load` does."""
+        from fedcore.data.tables import TableSchema
+
+        return TableSchema.load(self.folder / self.schema) if self.schema else None
 
     @classmethod
     def load(cls, folder: Path, *, settings_of: ReadSettings | None = None) -> Self:

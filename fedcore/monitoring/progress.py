@@ -65,6 +65,7 @@ class ProgressView:
     live: whether a terminal has that part.
     clock: monotonic seconds.
     clients: of a simulation, which nobody has to look after.
+    only_queries: whether the run asks a question, whose queries are no rounds, and whose number is not known before.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ProgressView:
         live: bool = True,
         clock: Callable[[], float] = time.monotonic,
         clients: int = 0,
+        only_queries: bool = False,
     ) -> None:
         self._console = console
         self._label = label
@@ -97,6 +99,7 @@ class ProgressView:
         self._queries = 0
         """How many have ended."""
         self._grows_trees = False
+        self._only_queries = only_queries
 
     @property
     def live(self) -> bool:
@@ -228,7 +231,7 @@ class ProgressView:
             self._line(f"[yellow]{escape(text)}[/]")
 
     def _on_started(self, event: RunStarted) -> None:
-        self._rounds = self._left.rounds = event.rounds
+        self._rounds = self._left.rounds = None if self._only_queries else event.rounds
         if event.aggregation == "plain":
             self._line(f"[yellow]{PLAIN_WARNING}[/]")
         for line in privacy_lines(event.privacy) if event.privacy is not None else ():
@@ -246,7 +249,7 @@ class ProgressView:
         self._tell_dropped()
         which = f", group {event.group} of {event.groups}" if isinstance(event, GroupEnded) else ""
         what = "trying again" if event.retry else "giving up"
-        self._line(f"[red]round {event.server_round}{which} failed: {escape(event.reason)}; {what}[/]")
+        self._line(f"[red]{'query' if self._only_queries else 'round'} {event.server_round}{which} failed: {escape(event.reason)}; {what}[/]")
 
     def _on_done(self, event: ExchangeDone) -> None:
         self._doing = "waiting"

@@ -296,7 +296,7 @@ class RunOrchestrator:
             RunStarted(
                 app=plan.app,
                 aggregation=plan.settings.aggregation,
-                rounds=planned_rounds(plan.run_config),
+                rounds=planned_rounds(plan.run_config) if plan.question is None else None,
                 privacy=PrivacyTerms.of(state.encodings.privacy),
             )
         )

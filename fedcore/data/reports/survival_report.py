@@ -54,7 +54,7 @@ class SurvivalReport:
         if left_out:
             notes.append(f"left out: {', '.join(left_out)}")
         if s.chi_squared is not None:
-            degrees = len(s.curves) - 1
+            degrees = s.degrees
             notes.append(
                 f"log-rank test, of all times: chi-squared {s.chi_squared:.4g}, {degrees} degrees of freedom, p "
                 f"{p_text(s.p_value).replace('<', 'below ')}"
@@ -96,7 +96,7 @@ class SurvivalReport:
             "between_points": s.between,
             "grid": {"high": s.high, "cells": s.cells},
             "log_rank": None if s.chi_squared is None else {
-                "chi_squared": s.chi_squared, "degrees": len(s.curves) - 1, "p": s.p_value,
+                "chi_squared": s.chi_squared, "degrees": s.degrees, "p": s.p_value,
             },
             "curves": {curve.label: _curve(curve) for curve in s.curves},
             "queries": s.queries,

@@ -115,7 +115,8 @@ class Survival:
     high, cells: of the grid.
     missing, negative, between: rows without a value, times below 0, and times between the points; 1 to 4 as 5.
     clients, nodes: how many contributed, and how many there were.
-    chi_squared: of the log-rank test, with one degree of freedom less than there are curves; None if there is none.
+    chi_squared: of the log-rank test; None if there is none.
+    compared: how many groups have rows, all of which the test compares.
     queries: sums that it took.
     """
 
@@ -131,12 +132,18 @@ class Survival:
     clients: int
     nodes: int
     chi_squared: float | None
+    compared: int
     queries: int
 
     @property
     def p_value(self) -> float:
         """Of the log-rank test that all curves are one; nan if there is none."""
-        return math.nan if self.chi_squared is None else float(stats.chi2.sf(self.chi_squared, len(self.curves) - 1))
+        return math.nan if self.chi_squared is None else float(stats.chi2.sf(self.chi_squared, self.degrees))
+
+    @property
+    def degrees(self) -> int:
+        """Of freedom of this test."""
+        return self.compared - 1
 
 
 def fit_survival(query: SurvivalQuery, ask: AskCounts, *, nodes: int) -> Survival:
@@ -154,12 +161,14 @@ def fit_survival(query: SurvivalQuery, ask: AskCounts, *, nodes: int) -> Surviva
         Curve.of(label, times, events, censored)
         for (label, _), events, censored in zip(times.groups, counts.events, counts.censored, strict=True)
     )
-    tested = len(curves) > 1 and not any(curve.few for curve in curves)
+    there = counts.events.sum(axis=1) + counts.censored.sum(axis=1) > 0
+    small = any(curve.few for curve, has_rows in zip(curves, there, strict=True) if has_rows)
+    test = None if small else log_rank(counts.events[there], counts.censored[there])
     return Survival(
         time=times.time_name, event=times.event_name, by=query.by, high=times.high, cells=times.cells, curves=curves,
         missing=_coarse(counts.missing), negative=_coarse(counts.negative), between=_coarse(counts.between),
         clients=counts.clients, nodes=nodes,
-        chi_squared=log_rank(counts.events, counts.censored) if tested else None, queries=queries,
+        chi_squared=test, compared=int(there.sum()), queries=queries,
     )  # fmt: skip
 
 
@@ -178,7 +187,7 @@ def ask_counts(times: SurvivalTimes, steps: Sequence[CountStep], ask: AskCounts)
 def log_rank(events: Array, censored: Array) -> float | None:
     """The statistic of the log-rank test (Mantel, 1966), from the counts of each group at each point [G, cells + 2].
 
-    None if there is no event to compare.
+    None if there is no event to compare, or one group.
     """
     at_risk = np.cumsum((events + censored)[:, ::-1], axis=1)[:, ::-1]
     all_events, all_rows = events.sum(axis=0), at_risk.sum(axis=0)

@@ -95,7 +95,8 @@ class StudyPlan:
         tables = document.get("question", [])
         if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
             raise ConfigurationError(f"{path} needs one table [[question]] or more", check="no-questions")
-        questions = tuple(_planned(table, app, path) for table in tables)
+        schema = app.table_schema()
+        questions = tuple(_planned(table, app, schema, path) for table in tables)
         names = [one.name for one in questions]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"{path} has two questions of one name", check="same-name")
@@ -111,7 +112,7 @@ class StudyPlan:
         return sum(one.queries * one.runs for one in self.questions)
 
 
-def _planned(table: Mapping[str, Any], app: FlowerApp, path: Path) -> PlannedQuestion:
+def _planned(table: Mapping[str, Any], app: FlowerApp, schema: TableSchema | None, path: Path) -> PlannedQuestion:
     for key in table:
         if key not in _KEYS:
             raise UnknownKey(key, _KEYS, f"[[question]] of {path}")
@@ -134,7 +135,7 @@ def _planned(table: Mapping[str, Any], app: FlowerApp, path: Path) -> PlannedQue
             raise ConfigurationError(f"{where}: {key} is for a question with {owner}", check="other-key")
     grows = kind == "trees"
     try:
-        question, report = _question(kind, value, table, app)
+        question, report = _question(kind, value, table, app.statistics, schema)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}", check=error.check) from None
     more = table.get("groups", "")
@@ -170,9 +171,10 @@ _SITES: Final[Mapping[str, str]] = {
 }
 
 
-def _question(kind: str, value: Any, table: Mapping[str, Any], app: FlowerApp) -> QuestionAndReport:
+def _question(
+    kind: str, value: Any, table: Mapping[str, Any], statistics: Mapping[str, Any], schema: TableSchema | None
+) -> QuestionAndReport:
     """As `fedcore stats` asks it with the same options."""
-    schema = TableSchema.load(app.folder / app.schema) if app.schema else None
     options = StatsOptions(
         family=str(table.get("family", "")),
         site_effects=str(table.get("site-effects", "")),
@@ -185,7 +187,7 @@ def _question(kind: str, value: Any, table: Mapping[str, Any], app: FlowerApp) -
         options = replace(options, **changes)
     elif kind != "columns":
         options = replace(options, **{kind.replace("-", "_"): value})
-    question, report = columns_question(options, app.statistics, schema)
+    question, report = columns_question(options, statistics, schema)
     if isinstance(question, StatisticsQuery) and not question.names:
         raise ConfigurationError("a plan's columns have bounds by name, in the app's schema or its bounds")
     return question, report

@@ -226,6 +226,14 @@ def test_a_group_without_an_event_and_one_that_is_censored_alone() -> None:
     assert estimate(parts, BY).chi_squared is None
 
 
+def test_a_group_without_a_row_ends_no_test() -> None:
+    parts = sites()
+    found, more = estimate(parts, BY), estimate(parts, BY.replace("]", ", 9]"))
+    assert (more.curves[3].rows, more.curves[3].few) == (0, True)
+    assert (more.chi_squared, more.p_value) == pytest.approx((found.chi_squared, found.p_value))
+    assert more.degrees == found.degrees == 2
+
+
 @pytest.mark.parametrize(("rows", "events", "visible"), [(3, 3, 0), (40, 3, 40), (40, 37, 40)])
 def test_a_group_of_few_rows_or_events_is_not_shown_and_ends_the_test(rows: int, events: int, visible: int) -> None:
     part = pool(sites())

@@ -70,6 +70,18 @@ class TestTimeLeft:
         assert left.left(40.0) is None
 
 
+def test_a_question_has_queries_and_no_rounds() -> None:
+    """The rounds that the app plans for its training say nothing of it."""
+    out = io.StringIO()
+    with ProgressView(Console(file=out, width=200), "federated", only_queries=True) as view:
+        view.show(event("started", app="a", aggregation="secure", rounds=20), 0.0)
+        for number in (1, 2, 3):
+            view.show(done(number).model_copy(update={"message_type": "query.regression"}), 30.0 * number)
+    lines = out.getvalue().splitlines()
+    assert [line.split()[1:3] for line in lines] == [["query", "1"], ["query", "2"], ["query", "3"]]
+    assert not any("20" in line or "left" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
