@@ -44,6 +44,8 @@ def check_categories(query: RegressionQuery, first: Sums, step: RegressionStep) 
     rest: dict[str, tuple[float, float]] = {}
     for at, column in enumerate(query.columns, start=int(query.intercept)):
         count, happened = float(first.nonzero[at]), float(events[at])
+        if not column.category and round(count) == first.rows:
+            continue  # a number that is never 0; if it is the same in all rows, that has an error of its own
         if count or column.category:
             _check_cell(column.name, count, query)
         if not indicators[at] or not count:

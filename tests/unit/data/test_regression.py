@@ -194,9 +194,10 @@ def test_terms_that_determine_each_other_are_named(family: str) -> None:
         regress(rows, f"{TARGETS[family]} ~ age + bmi + C(sex, [0, 1]) + dose", family)
 
 
-def test_a_column_that_is_the_same_everywhere() -> None:
+@pytest.mark.parametrize("value", [50.0, 1.0, 0.0])
+def test_a_column_that_is_the_same_everywhere(value: float) -> None:
     rows = table()
-    rows["age"][:] = 50.0
+    rows["age"][:] = value
     with raises(ConfigurationError, check="constant", match="age"):
         regress(rows, "sick ~ age + bmi", "logistic")
 
