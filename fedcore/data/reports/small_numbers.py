@@ -110,7 +110,7 @@ def _determined(full: Counts, hidden: Mask) -> tuple[int, int] | None:
         return None
     matrix, sums = _equations(full, hidden, places)
     for at, (row, column) in enumerate(places):
-        if not 0 < full[row, column] < LEAST_IN_CELL:
+        if not 0 < full[row, column] < LEAST_IN_CELL or _exchanges(full, hidden, row, column):
             continue
         ends = []
         for sign in (1.0, -1.0):
@@ -121,6 +121,22 @@ def _determined(full: Counts, hidden: Mask) -> tuple[int, int] | None:
         if ends[0] > 1 + _NEAR or ends[1] < LEAST_IN_CELL - 1 - _NEAR:
             return int(row), int(column)
     return None
+
+
+def _exchanges(full: Counts, hidden: Mask, row: int, column: int) -> bool:
+    """Whether a small number may be each of 1 to LEAST_IN_CELL - 1, by rows exchanged with three other hidden numbers.
+
+    Most may, and a linear program for each of a large table takes minutes.
+    """
+    if row == len(full) - 1 or column == full.shape[1] - 1:
+        return False
+    inner, open_ = full[:-1, :-1], hidden[:-1, :-1]
+    along, down = open_[row].copy(), open_[:, column].copy()
+    along[column] = down[row] = False
+    more, less = LEAST_IN_CELL - 1 - inner[row, column], inner[row, column] - 1
+    gives = np.outer(down & (inner[:, column] - more >= 1), along & (inner[row] - more >= 1)) & open_
+    takes = np.outer(down, along) & open_ & (inner - less >= 1)
+    return bool(gives.any() and takes.any())
 
 
 def _equations(full: Counts, hidden: Mask, places: NDArray[np.intp]) -> tuple[Counts, Counts]:

@@ -177,3 +177,11 @@ def test_the_forms_agree() -> None:
     assert document["lines"]["values"] == list(STAGES)
     assert [len(line) for line in document["counts"]] == [3] * 4
     assert sum(cell == "" for line in lines for cell in line[2:3]) == np.isnan(made.counts).sum()
+
+
+def test_a_large_table_of_small_numbers_is_a_matter_of_seconds() -> None:
+    """A linear program for each of its numbers would take minutes."""
+    counts = np.random.default_rng(0).poisson(4, (60, 8)).astype(float)
+    hidden = hidden_in_table(counts)
+    assert hidden[:-1, :-1][(counts > 0) & (counts < LEAST_IN_CELL)].all()
+    assert not hidden.all()
