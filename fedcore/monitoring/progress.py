@@ -249,7 +249,8 @@ class ProgressView:
         self._tell_dropped()
         which = f", group {event.group} of {event.groups}" if isinstance(event, GroupEnded) else ""
         what = "trying again" if event.retry else "giving up"
-        self._line(f"[red]{'query' if self._only_queries else 'round'} {event.server_round}{which} failed: {escape(event.reason)}; {what}[/]")
+        unit = "query" if self._only_queries else "round"
+        self._line(f"[red]{unit} {event.server_round}{which} failed: {escape(event.reason)}; {what}[/]")
 
     def _on_done(self, event: ExchangeDone) -> None:
         self._doing = "waiting"
