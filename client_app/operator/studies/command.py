@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from client_app.operator.options import (
+from client_app.operator.stats_command import (
     CONNECT_SECONDS,
     OPERATOR,
     Clients,
