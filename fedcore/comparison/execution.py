@@ -35,6 +35,7 @@ from fedcore.comparison.workers.sum_checks import check_runs
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.state.files import sha256_file
+from fedcore.system.files import private_folder
 from fedcore.wire.events import EventSink, ExchangeDone, RunEnded, RunStarted
 from fedcore.wire.operator import RunStatus
 
@@ -323,6 +324,8 @@ class ModeRunner:
         folder = self.folder / WARM_FOLDER
         # What an interrupted start, or another group, left there: keys and a port of its own.
         shutil.rmtree(folder, ignore_errors=True)
+        if run.data_dir is not None and folder.resolve().is_relative_to(run.data_dir.resolve()):
+            folder = self._stack.enter_context(private_folder())  # user code may read the data, so no keys lie there
         processes = run.mode.warm_processes(folder)
         self._stack.enter_context(processes)
         return processes

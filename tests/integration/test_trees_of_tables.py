@@ -67,7 +67,7 @@ def test_three_sites_with_tables_of_their_own_grow_trees(tmp_path: Path, app: Pa
 
 
 def test_federating_trees_is_compared_with_one_place_and_with_each_site_alone(tmp_path: Path, app: Path) -> None:
-    out = tmp_path / "clinic-comparison"
+    out = tmp_path / "tables" / "clinic-comparison"  # below --data-dir, which the app may read
     words = ("--modes", "federated,centralized,local", "--clients", 2, "--out", out, "--data-dir", tmp_path / "tables")
     done("compare", ".", *words, "--run-config", 'csv="site-0.csv"', "--run-config", FEW, folder=app)
     runs = sorted((out / "runs").iterdir())
