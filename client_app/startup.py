@@ -26,6 +26,9 @@ from client_app.output import Output
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
+from client_app.ranks.jobs.group import JobGroup, job_name
+from client_app.ranks.jobs.kubernetes import Kubernetes
+from client_app.ranks.jobs.slurm import Slurm
 from client_app.ranks.supervisor import LocalGroup
 from client_app.records.activity import ActivityFile, StepsFile, note_sandbox
 from client_app.records.ledger import Ledger, lock_folder
@@ -55,6 +58,7 @@ from fedcore.system.tracing import open_traces
 from fedcore.wire.base import Scalar
 
 _MASK_THREADS: Final = 4
+_IN_JOBS: Final = "ranks run in jobs of a cluster; the log shows at the start of each job what holds on its nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +116,13 @@ async def _run_agent(options: Options) -> None:
             offers.note_name(settings.app_sha256, installed.name)
             for line in plan_lines(installed):
                 output.info("plan", line.strip())
-            group = _group(settings, options.size, output)
+            group = (
+                _group(settings, options.size, output)
+                if kit.jobs is None
+                else _job_group(kit, settings, state_dir, output)
+            )
             group.on_progress, group.traces = StepsFile(state_dir).note, traces
-            note_sandbox(state_dir, _sandbox(options.size, settings)[0])
+            note_sandbox(state_dir, _sandbox(options.size, settings)[0] if kit.jobs is None else _IN_JOBS)
             transport = _transport(kit, output)
             first_models = DerivedModels(state_dir, output, settings.rules)
             client_ = Client(
@@ -168,6 +176,13 @@ def _group(settings: GroupSettings, size: GroupSize, output: Output) -> RankGrou
     return ElasticGroup(settings, output, size=size)
 
 
+def _job_group(kit: ClientKit, settings: GroupSettings, state_dir: Path, output: Output) -> RankGroup:
+    assert kit.jobs is not None  # noqa: S101 - the caller has looked
+    launcher = Slurm(kit.jobs) if kit.jobs.launcher == "slurm" else Kubernetes(kit.jobs)
+    name = job_name(state_dir, kit.name)
+    return JobGroup(settings, output, jobs=kit.jobs, launcher=launcher, name=name)
+
+
 def _warn(size: GroupSize, settings: GroupSettings, output: Output) -> None:
     if warning := size.warning():
         output.warning("ranks", warning)
@@ -195,7 +210,16 @@ def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, 
             "or change app-sha256"
         )
     size = options.size
-    EngineConfig.from_mapping(options.engine, ranks=size.nproc_per_node * size.nnodes)
+    nodes = size.nnodes
+    if kit is not None and kit.jobs is not None:
+        nodes = kit.jobs.nodes
+        if size.nnodes > 1 or options.rules.user:
+            raise ConfigurationError(
+                "--nnodes and --app-user are for ranks that this command starts; client.toml has a table [ranks], so "
+                "they run in jobs: its key nodes says on how many machines",
+                check="ranks-in-jobs",
+            )
+    EngineConfig.from_mapping(options.engine, ranks=size.nproc_per_node * nodes)
     if options.data_dir is not None and not options.data_dir.is_dir():
         raise ConfigurationError(f"--data-dir: there is no folder {options.data_dir}")
     settings = GroupSettings(

@@ -8,6 +8,9 @@ Of a failure only its fixed name ever leaves the machine, and that only where it
 | rank-killed    | a rank ended without an answer: a signal, an exit, a broken connection     |
 | rank-hung      | no answer before the task's deadline                                       |
 | out-of-memory  | a rank could not allocate memory, on the machine or on its device          |
+| job-refused    | the cluster's scheduler did not take the job that ranks run in             |
+| job-queued     | that job waited in the queue until the task's deadline                     |
+| job-lost       | that job ended: a node failed, its time was over, somebody cancelled it    |
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ RANK_EXCEPTION: Final = "rank-exception"
 RANK_KILLED: Final = "rank-killed"
 RANK_HUNG: Final = "rank-hung"
 OUT_OF_MEMORY: Final = "out-of-memory"
+JOB_REFUSED: Final = "job-refused"
+JOB_QUEUED: Final = "job-queued"
+JOB_LOST: Final = "job-lost"
 
 PEER_LOST: Final = "peer-lost"
 """On the way to the agent alone: this rank is well, but a collective broke because another rank ended."""
@@ -37,7 +43,7 @@ class AppFailed(AppError):
     def __init__(self, traceback: str, *, rank: int = 0) -> None:
         lines = traceback.strip().splitlines() or ["an error without a text"]
         super().__init__(f"rank {rank} raised {lines[-1]}")
-        self.traceback = traceback
+        self.traceback, self.rank = traceback, rank
 
 
 class RankFailed(WorkerDied):

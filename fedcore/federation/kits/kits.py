@@ -42,6 +42,7 @@ from fedcore.federation.kits.kit_values import (
     token_hash,
 )
 from fedcore.federation.kits.oidc_settings import TABLE, OidcSettings
+from fedcore.federation.kits.rank_jobs import RankJobs
 from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Roster
 from fedcore.secagg import Signer
@@ -66,7 +67,7 @@ TOKEN_VARIABLE: Final = "FEDCORE_TOKEN"  # noqa: S105 - of a variable
 SESSION_FILE: Final = "session"
 
 _REACHED: Final[Mapping[str, type]] = {"server-url": str, "servers": list, "tls-ca": str}
-_OF_CLIENT: Final[Mapping[str, type]] = {"traces": str, "progress-seconds": float}
+_OF_CLIENT: Final[Mapping[str, type]] = {"traces": str, "progress-seconds": float, "ranks": dict}
 """Further keys that client.toml may have."""
 _REQUIRED_KEYS: Final[Mapping[str, type]] = {
     "federation": str,
@@ -99,6 +100,7 @@ class ClientKit:
     roster: the newest that this client has verified.
     traces: the OTLP endpoint for spans of the client's work, empty for none.
     progress_seconds: how long a rank may be in a loop over batches without another step; 0 for any time.
+    jobs: of a cluster, in which the ranks run; None for processes of the agent's machine.
     """
 
     folder: Path
@@ -114,6 +116,7 @@ class ClientKit:
     policy: Policy
     traces: str = ""
     progress_seconds: float = 0.0
+    jobs: RankJobs | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -143,6 +146,7 @@ class ClientKit:
             policy=Policy.load(folder / POLICY_FILE),
             traces=values.get("traces", ""),
             progress_seconds=progress_seconds(path, values),
+            jobs=RankJobs.parse(path, values),
         )
 
 
