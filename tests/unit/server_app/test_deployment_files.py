@@ -1,18 +1,14 @@
-"""What is shipped for containers, Kubernetes and Grafana: it can be read, and agrees with the code and with itself."""
+"""What is shipped for containers, systemd and Grafana: it can be read, and agrees with the code and with itself."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from support.helm import render
 from support.later import Later
 
 from fedcore.federation.kits.kit_text import server_text
@@ -23,49 +19,6 @@ jsonschema = Later("jsonschema")
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "fedcore"
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "fedcore.json").read_text())
-KINDS = {"StatefulSet", "Deployment", "Service", "PodDisruptionBudget", "ConfigMap"}
-
-
-def manifests(**changes: Any) -> list[dict[str, Any]]:
-    values = {**yaml.safe_load((CHART / "values.yaml").read_text()), **changes}
-    text = "\n---\n".join(render(path.read_text(), values) for path in sorted((CHART / "templates").glob("*.yaml")))
-    return [document for document in yaml.safe_load_all(text) if document]
-
-
-@pytest.mark.parametrize("changes", [{}, {"replicas": 3, "metrics": False, "storageClass": "fast"}])
-def test_the_chart_renders_to_what_kubernetes_knows(changes: dict[str, Any]) -> None:
-    found = manifests(**changes)
-    assert {document["kind"] for document in found} == KINDS
-    names = [(document["kind"], document["metadata"]["name"]) for document in found]
-    assert len(set(names)) == len(names)
-    servers = [name for kind, name in names if kind == "Service" and re.search(r"-server-\d$", name)]
-    assert len(servers) == changes.get("replicas", 2)
-    if importlib.util.find_spec("kubernetes_validate") is not None:  # in no lock; the schemas of Kubernetes itself
-        schemas = importlib.import_module("kubernetes_validate")
-        for document in found:
-            schemas.validate(document, schemas.latest_version(), strict=True)
-
-
-def test_pods_are_confined_probed_and_found_by_nginx() -> None:
-    found = {(item["kind"], item["metadata"]["name"]): item for item in manifests()}
-    for key in (("StatefulSet", "pilot-server"), ("Deployment", "pilot-nginx")):
-        template = found[key]["spec"]["template"]
-        assert found[key]["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-        pod = template["spec"]
-        assert pod["securityContext"]["runAsNonRoot"]
-        for container in pod["containers"]:
-            assert container["securityContext"]["readOnlyRootFilesystem"]
-            assert {"livenessProbe", "readinessProbe"} <= container.keys()
-            ports = {port["name"] for port in container["ports"]}
-            probes = [container[probe]["httpGet"] for probe in ("readinessProbe",)]
-            assert all(probe["port"] in ports and probe["path"] in ("/healthz", "/readyz") for probe in probes)
-            mounted = {mount["name"] for mount in container["volumeMounts"]}
-            assert mounted <= {volume["name"] for volume in pod["volumes"]} | {"data"}
-    budget = found["PodDisruptionBudget", "pilot-server"]["spec"]["selector"]["matchLabels"]
-    assert budget == found["StatefulSet", "pilot-server"]["spec"]["selector"]["matchLabels"]
-    text = found["ConfigMap", "pilot-nginx"]["data"]["nginx.conf"]
-    assert re.findall(r"server (\S+):8443 max_fails", text) == ["pilot-server-0", "pilot-server-1"]
-    assert all(("Service", name) in found for name in ("pilot-server-0", "pilot-server-1"))
 
 
 @pytest.mark.parametrize("name", ["client", "server"])
@@ -77,24 +30,6 @@ def test_a_unit_covers_no_part_of_proc(name: str) -> None:
     assert options.keys() & covering == set()
     assert options["NoNewPrivileges"] == "yes"
     assert (options["CapabilityBoundingSet"], options["User"]) == ("", "fedcore"), "which may write to nothing there"
-
-
-def directives(text: str) -> set[str]:
-    lines = (line.strip() for line in text.splitlines())
-    return {
-        line for line in lines if re.match(r"(proxy_|client_(max|header|body_timeout)|location|limit_conn a)", line)
-    }
-
-
-def test_the_chart_has_the_directives_of_the_tested_configuration() -> None:
-    text = (ROOT / "deploy" / "nginx" / "fedcore-http.conf").read_text()
-    # The chart's nginx has no part in the servers' data folders, so it cannot send files of theirs.
-    shipped = directives(re.sub(r"location /fedcore-files/ \{.*?\}", "", text, flags=re.DOTALL))
-    [config] = [document for document in manifests() if document["kind"] == "ConfigMap"]
-    ours = directives(config["data"]["nginx.conf"])
-    elsewhere = ("proxy_ssl_name", "proxy_ssl_trusted_certificate", "proxy_next_upstream_tries", "proxy_temp_path")
-    for one, other in ((shipped, ours), (ours, shipped)):
-        assert {line for line in one - other if not line.startswith(elsewhere)} == set()
 
 
 def test_the_chart_changes_only_keys_that_the_servers_kit_has() -> None:
