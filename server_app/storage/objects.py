@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -88,15 +89,23 @@ def move(path: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() and target.exists():  # a try before this one moved it, and could not make the name durable
         pass
-    elif path.stat().st_dev == target.parent.stat().st_dev:
-        _sync(path)
-        os.replace(path, target)
     else:
-        _copy(path, target)
-        path.unlink()
+        _move(path, target)
     # The new folders' names too, up to the first that was there: few, and cheap when they are clean.
     for folder in [target.parent, *target.parent.parents][:5]:
         sync_folder(folder)
+
+
+def _move(path: Path, target: Path) -> None:
+    """Volumes of containers may share a device, and still let nobody rename from one to the other."""
+    _sync(path)
+    try:
+        os.replace(path, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(path, target)
+        path.unlink()
 
 
 def _copy(path: Path, target: Path) -> None:
