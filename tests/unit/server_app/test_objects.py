@@ -13,7 +13,7 @@ from support.object_cases import new_file
 from fedcore.errors import ConfigurationError, StorageFull, StorageUnavailable
 from server_app.storage import objects as module
 from server_app.storage import open_objects
-from server_app.storage.objects import DirectoryObjects, Objects
+from server_app.storage.objects import DirectoryObjects, Objects, move
 
 
 @pytest.fixture
@@ -68,3 +68,19 @@ async def test_another_kind_of_store_is_refused_by_name(tmp_path: Path) -> None:
     await (await open_objects("elsewhere", tmp_path)).put(new_file(tmp_path, b"x"), "key")
     assert (tmp_path / "elsewhere" / "key").read_bytes() == b"x"
     assert module.checked("runs/r") == "runs/r"
+
+
+def test_a_file_moves_between_two_mounts_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between two volumes of a container: only the kernel says that they are two."""
+    rename = os.replace
+
+    def within_a_folder(source: Path, target: Path) -> None:
+        if Path(source).parent != Path(target).parent:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", within_a_folder)
+    (tmp_path / "part").write_bytes(b"update")
+    move(tmp_path / "part", tmp_path / "objects" / "update")
+    assert (tmp_path / "objects" / "update").read_bytes() == b"update"
+    assert not (tmp_path / "part").exists()
