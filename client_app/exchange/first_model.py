@@ -137,7 +137,7 @@ class DerivedModels:
         for deriving in list(self._deriving.values()):
             await end(deriving)
 
-    async def _made(self, start: FirstModelStart, wanted: ModelRef | None) -> Derivation:
+    async def _made(self, start: FirstModelStart, target: ModelRef | None) -> Derivation:
         """Derive the model, and keep it if it is the one that the client would download next."""
         models = Models(self.state_dir / MODELS_FOLDER)
         folder = models.folder / _DERIVED
@@ -146,17 +146,17 @@ class DerivedModels:
         try:
             file = folder / "model"
             made = await derive(start.model_copy(update={"file": str(file)}), self.rules)
-            if isinstance(made, FirstModel) and wanted is not None and made.sha256 == wanted.sha256:
+            if isinstance(made, FirstModel) and target is not None and made.sha256 == target.sha256:
                 await in_thread(models.take, file, made.sha256)
             return made
         finally:
             await in_thread(remove_left, folder)
 
-    async def _derive(self, key: str, start: FirstModelStart, wanted: ModelRef | None) -> AppModel:
+    async def _derive(self, key: str, start: FirstModelStart, target: ModelRef | None) -> AppModel:
         began = time.monotonic()
         try:
             async with self._turn:
-                made = await self._made(start, wanted)
+                made = await self._made(start, target)
             seconds = round(time.monotonic() - began, 3)
             if not isinstance(made, FirstModel):
                 self.output.warning("model", f"the app's first model cannot be derived: {made.reason}", seconds=seconds)

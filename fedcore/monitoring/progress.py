@@ -165,7 +165,7 @@ class ProgressView:
                 attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
                 self._many = self._crowd or len(event.cohort) > MANY
                 self._left.begins(event.server_round, self._last_event[0])
-                self._position = " ".join(self._place(event, self._queries + 1).split())
+                self._position = " ".join(self._which(event, self._queries + 1).split())
                 self._work = self._doing = f"{event.message_type}{attempt}"
             case StageProgress():
                 buffer = f"{event.done} of {event.expected} updates ready"
@@ -206,7 +206,7 @@ class ProgressView:
         unit = "tree" if self._grows_trees else "round"
         return f"{unit} {number:>3} of {self._rounds}" if self._rounds else f"{unit} {number:>3}"
 
-    def _place(self, event: ExchangeStarted | ExchangeDone, query: int) -> str:
+    def _which(self, event: ExchangeStarted | ExchangeDone, query: int) -> str:
         """Of a training its round, of a query its number, and while trees grow which of them it is for."""
         if not is_query(event.message_type):
             return self._round(event.server_round)
@@ -257,8 +257,8 @@ class ProgressView:
         # A simulation tells of no beginnings.
         self._left.begins(event.server_round, self._last_event[0] - event.seconds)
         self._queries += is_query(event.message_type)
-        place = self._place(event, self._queries)
-        self._position = " ".join(place.split())
+        which = self._which(event, self._queries)
+        self._position = " ".join(which.split())
         metrics = metrics_text(event.metrics)
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         text = f"  {escape(metrics)}" if metrics else ""
@@ -270,7 +270,7 @@ class ProgressView:
         count = len(event.survivors)
         clients = f"{count:,} clients" if count != 1 else "1 client "
         self._line(
-            f"{place}  {event.message_type:<8}  {clients}  "
+            f"{which}  {event.message_type:<8}  {clients}  "
             f"{groups}{event.seconds:5.1f} s{text}{epsilon}{self._time_left()}"
         )
         self._tell_dropped()

@@ -64,13 +64,13 @@ def _begin(start: FirstModelStart, end: Callable[[Derivation], NoReturn]) -> Non
     os.chdir(FILES)
     begin_server_process(start.run)
 
-    def found(model: ModelState) -> NoReturn:
+    def answer(model: ModelState) -> NoReturn:
         if start.file:
             with contextlib.suppress(FedcoreError, OSError):  # then the client downloads it
                 model.save(Path(start.file))
         end(FirstModel(sha256=model.sha256()))
 
-    backend = FirstModelRecorder(start.nodes, found)
+    backend = FirstModelRecorder(start.nodes, answer)
 
     def look() -> None:
         if getattr(load_server_app(FlowerApp.load(folder)), QUERIES_ALONE, False):
