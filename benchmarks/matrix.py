@@ -165,9 +165,16 @@ def _outcome(arm: Arm, wheel: Path, source: Path, arguments: argparse.Namespace)
     if lacks:
         return Outcome(lacks=lacks, versions={})
     began = time.monotonic()
-    counts = _pytest(environment, source, arguments)
+    passed, failed, skipped = _pytest(environment, source, arguments)
     demo = _demo(environment)
-    return Outcome(versions=_versions(environment), demo=demo, seconds=time.monotonic() - began, **counts)
+    return Outcome(
+        versions=_versions(environment),
+        passed=passed,
+        failed=failed,
+        skipped=skipped,
+        demo=demo,
+        seconds=time.monotonic() - began,
+    )
 
 
 def _install(arm: Arm, python: Path, environment: Path, wheel: Path, links: Sequence[str]) -> str:
@@ -193,7 +200,7 @@ def _install(arm: Arm, python: Path, environment: Path, wheel: Path, links: Sequ
     return ""
 
 
-def _pytest(environment: Path, source: Path, arguments: argparse.Namespace) -> dict[str, int]:
+def _pytest(environment: Path, source: Path, arguments: argparse.Namespace) -> tuple[int, int, int]:
     """Counts of passed, failed and skipped tests; what failed is on standard error."""
     report = environment.with_name(environment.name + ".xml")
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(arguments.workers), f"--junitxml={report}"]
@@ -204,7 +211,7 @@ def _pytest(environment: Path, source: Path, arguments: argparse.Namespace) -> d
         say(done.stdout)
     [suite] = ElementTree.parse(report).iter("testsuite")
     total, failed, errors, skipped = (int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped"))
-    return {"passed": total - failed - errors - skipped, "failed": failed + errors, "skipped": skipped}
+    return total - failed - errors - skipped, failed + errors, skipped
 
 
 def _demo(environment: Path) -> str:
