@@ -58,6 +58,8 @@ COMMANDS = (
     "predict",
     "export",
     "card",
+    "login",
+    "logout",
 )
 
 REPORT = f"""
