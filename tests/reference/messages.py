@@ -68,7 +68,7 @@ class Message:
                 require(all(len(part) in sizes for part in value.values()), "malformed")
             elif field.name in {"sharers", "survivors", "ids"}:
                 check_list(value)
-            elif field.name == "client_id":
+            elif field.name in {"client_id", "accused"}:
                 check_list([value])
             elif field.name == "proof" and isinstance(value, tuple | list):
                 require(all(len(part) == 32 for part in value), "malformed")
@@ -105,8 +105,8 @@ class AdvertisedCohort(Message):
 
     def root(self) -> bytes:
         """The root of 5.1, from the members and the proof."""
-        places = {v: i for i, v in enumerate(self.ids)}
-        leaves = {places[member.client_id]: member.digest() for member in self.members}
+        positions = {v: i for i, v in enumerate(self.ids)}
+        leaves = {positions[member.client_id]: member.digest() for member in self.members}
         return p.proven_root(len(self.ids), leaves, self.proof)
 
     def parts(self) -> list[p.Field]:

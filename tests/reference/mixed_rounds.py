@@ -232,8 +232,8 @@ class Liar:
             return self.random.choice([value[:-1], value + b"\0", value[:32], bytes(64)])
         if kind == 1:
             return bytes(len(value))
-        place = self.random.randrange(len(value))
-        return value[:place] + bytes([value[place] ^ 1 << self.random.randrange(8)]) + value[place + 1 :]
+        position = self.random.randrange(len(value))
+        return value[:position] + bytes([value[position] ^ 1 << self.random.randrange(8)]) + value[position + 1 :]
 
     def _map(self, value: dict[int, Any]) -> dict[int, Any]:
         kind, keys = self.random.randrange(5), list(value)
@@ -264,8 +264,8 @@ class Liar:
             a, b = random.randrange(len(value)), random.randrange(len(value))
             value[a] = replace(value[a], signature=value[b].signature)
         elif value:
-            place = random.randrange(len(value))
-            value[place] = self.change(value[place])
+            position = random.randrange(len(value))
+            value[position] = self.change(value[position])
         return tuple(value)
 
 
@@ -397,9 +397,9 @@ class MixedRound:
             return replace(message, key_shares={**message.key_shares, **message.self_shares})
         lie = self.liar.change(message)
         if isinstance(message, m.KeyShares) and signs and self._maybe(0.5):
-            v, place = self.random.choice(sorted(message.shares)), self.random.randrange(32)
+            v, position = self.random.choice(sorted(message.shares)), self.random.randrange(32)
             sealed = bytearray(message.shares[v])
-            sealed[place] ^= 1
+            sealed[position] ^= 1
             lie = replace(message, shares={**message.shares, v: bytes(sealed)})
         if isinstance(lie, m.MaskedVector) and lie.client_id == 0:
             return replace(lie, client_id=FOREIGN)  # ours is told who sends a vector, and takes no number for an id

@@ -347,9 +347,9 @@ def tree_root(leaves: Sequence[bytes]) -> bytes:
     return _node(tree_root(leaves[:half]), tree_root(leaves[half:]))
 
 
-def tree_proof(leaves: Sequence[bytes], places: Iterable[int]) -> list[bytes]:
+def tree_proof(leaves: Sequence[bytes], positions: Iterable[int]) -> list[bytes]:
     """4.2."""
-    inside = set(places)
+    inside = set(positions)
     if not inside:
         return [tree_root(leaves)]
     if len(leaves) == 1:
@@ -364,7 +364,7 @@ def proven_root(count: int, leaves: Mapping[int, bytes], proof: Sequence[bytes])
     rest = list(proof)
 
     def walk(begin: int, size: int) -> bytes:
-        if not any(begin <= place < begin + size for place in leaves):
+        if not any(begin <= position < begin + size for position in leaves):
             require(rest, "malformed")
             return rest.pop(0)
         if size == 1:
@@ -390,7 +390,7 @@ class Graph:
         stream = keystream(seed, 8 * len(ids))
         numbers = {v: int.from_bytes(stream[8 * i : 8 * i + 8], "little") for i, v in enumerate(ids)}
         self.ring = sorted(ids, key=lambda v: (numbers[v], v))
-        self.place = {v: i for i, v in enumerate(self.ring)}
+        self.position = {v: i for i, v in enumerate(self.ring)}
         self.full, self.half = degree >= len(ids) - 1, degree // 2
 
     def neighbours(self, one: int) -> set[int]:
@@ -398,11 +398,11 @@ class Graph:
         if self.full:
             return set(self.ring) - {one}
         steps = [step for step in range(-self.half, self.half + 1) if step]
-        return {self.ring[(self.place[one] + step) % len(self.ring)] for step in steps}
+        return {self.ring[(self.position[one] + step) % len(self.ring)] for step in steps}
 
     def forward(self, a: int, b: int) -> int:
         """5.4."""
-        return (self.place[b] - self.place[a]) % len(self.ring)
+        return (self.position[b] - self.position[a]) % len(self.ring)
 
     def chooses(self, a: int, b: int) -> bool:
         """5.4."""
@@ -411,7 +411,7 @@ class Graph:
     def point(self, owner: int, holder: int) -> int:
         """5.5."""
         if self.full:
-            return self.place[holder] + 1
+            return self.position[holder] + 1
         return (self.forward(owner, holder) + self.half) % len(self.ring) + 1
 
     def holders(self, owner: int) -> list[int]:
@@ -430,13 +430,13 @@ def deal(secret: bytes, threshold: int, pool: bytes, points: Iterable[int]) -> l
     return [value.to_bytes(33, "big") for value in values]
 
 
-def at(place: int, shares: Mapping[int, int]) -> int:
-    """What the polynomial through some shares is at a place."""
+def at(position: int, shares: Mapping[int, int]) -> int:
+    """What the polynomial through some shares is at a position."""
     total = 0
     for x, share in shares.items():
         above = below = 1
         for other in shares.keys() - {x}:
-            above, below = above * (place - other) % SHARE_PRIME, below * (x - other) % SHARE_PRIME
+            above, below = above * (position - other) % SHARE_PRIME, below * (x - other) % SHARE_PRIME
         total += share * above * pow(below, -1, SHARE_PRIME)
     return total % SHARE_PRIME
 

@@ -61,9 +61,9 @@ class ReferenceServer:
         self.graph = Graph(digest("order", self.ctx, self.l1), ids, self.parameters.degree)
         cohorts = {}
         for v in ids:
-            shown = sorted(self.graph.neighbours(v) | {v})
-            proof = p.tree_proof(leaves, [ids.index(u) for u in shown])
-            cohorts[v] = m.AdvertisedCohort(ids, [self.messages[0][u] for u in shown], proof)
+            entries = sorted(self.graph.neighbours(v) | {v})
+            proof = p.tree_proof(leaves, [ids.index(u) for u in entries])
+            cohorts[v] = m.AdvertisedCohort(ids, [self.messages[0][u] for u in entries], proof)
         return cohorts
 
     def receive_shares(self, message: m.KeyShares) -> None:
