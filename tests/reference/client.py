@@ -42,6 +42,7 @@ class ReferenceClient:
 
     def advertise(self) -> m.Advertisement:
         """R0."""
+        require("leave" not in self.answers, "out-of-order")
         if "advertise" not in self.answers:
             self.c, self.s = (Pair(self.draw(32), self.parameters.agreement) for _ in range(2))
             keys = (self.c.public, self.s.public)
@@ -215,7 +216,9 @@ class ReferenceClient:
         text = statement("shares", self.ctx, self.l1, dealer, dealing.commitment, root)
         signed = p.verifies(self.roster[dealer], text, dealing.signature)
         require(signed and dealer == refusal.dealer, "unsigned-dealing")
-        return self.accuse(dealer, refusal.part)
+        complaint = self.accuse(dealer, refusal.part)
+        self.answers = {"leave": (b"", complaint)}
+        return complaint
 
     def accuse(self, dealer: int, part: str) -> m.Complaint:
         """9.2 to 9.4."""

@@ -192,9 +192,8 @@ class Party:
         self.tally["messages"] += 1
         if outcomes[0][0] == "refused":
             self.tally[f"refused: {outcomes[0][1][0]}"] += 1
-        if [(kind, determined(answer)) for kind, answer in outcomes[:1]] != [
-            (kind, determined(answer)) for kind, answer in outcomes[1:]
-        ]:
+        ours, theirs = ((kind, determined(answer)) for kind, answer in outcomes)
+        if ours != theirs:
             raise DisagreementError(f"{self.name} {method}: ours {outcomes[0]}, reference {outcomes[1]}: {arguments}")
         return outcomes[self.voice]
 
@@ -428,6 +427,7 @@ class MixedRound:
                 return
         kind, complaint = party.ask("complain", reason, delivery, dealing)
         if kind == "answer":
+            party.ask("advertise")
             if self._maybe(0.5):
                 self.judge(self.liar.change(complaint))
             self.judge(complaint)
