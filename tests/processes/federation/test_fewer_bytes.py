@@ -73,7 +73,7 @@ def test_a_compressed_run_ends_with_the_mean_of_what_its_clients_had(three: Depl
     tasks = trained(three, ended.summary["run"])
     encodings = [task.encoding for task in tasks]
     assert all(sum(one["bytes_down"].values()) < 3 * PARAMETERS * CLIENTS for one in done[1:])
-    assert [encoding.field_bits for encoding in encodings] == [64, 8, 8]
+    assert [encoding.field_bits for encoding in encodings] == [32, 8, 8]
     assert len({encoding.rotation for encoding in encodings}) == ROUNDS, "another model, another rotation"
     expected, bounds = start(), dict.fromkeys(start(), 0.0)
     for task, encoding in zip(tasks, encodings, strict=True):
