@@ -94,8 +94,9 @@ check: $(STAMP)  ## formatting, lint, types, import rules and words
 	$(VENV)/bin/lint-imports --no-cache
 	$(PYTHON) docs/check_words.py
 
-proof: $(STAMP)  ## check what is proved about the protocol, where Coq is installed
+proof: $(STAMP)  ## check what is proved about the protocol, where Coq and Maude are installed
 	$(PYTHON) proofs/check.py
+	$(PYTHON) proofs/ablation.py
 
 format: $(STAMP)  ## put the sources into shape
 	$(VENV)/bin/ruff format $(SOURCES)
