@@ -1,0 +1,414 @@
+"""The attacks that the model in proofs/maude finds, told to real sessions.
+
+Each script follows the state that `proofs/ablation.py --trace CHECK` prints, and stops at the first message that a
+client refuses. With the check on, the refusal has its name. With the check off, the server, which here is the solver of
+tests/support/adversary, has a sum of fewer clients than the round and their owners allow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from fedcore.errors import ProtocolViolation
+from fedcore.secagg import (
+    AdvertisedCohort,
+    ClientSession,
+    ConsistencySignature,
+    KeyShares,
+    RoundParameters,
+    Secret,
+    ShareDelivery,
+    SignatureSet,
+    Survivors,
+)
+from fedcore.secagg.crypto import edwards, schedule
+from fedcore.secagg.crypto.domain import Usage
+from fedcore.secagg.crypto.keys import sign
+from fedcore.secagg.dealing import dealing_for, split_parcel
+from fedcore.secagg.graph import Graph
+
+from . import adversary
+from .hostile import Game, Player, Tally
+from .stories import ROSTER, Setting, Story, identity
+
+FULL = Setting(n=4, quorum=3, degree=3, threshold=3, corrupt=1)
+RING = Setting(n=5, quorum=4, degree=2, threshold=3, corrupt=1)
+WIDE = Setting(n=10, quorum=6, degree=4, threshold=4, corrupt=0)
+
+
+class Refused(Exception):
+    """A client did not accept what a script shows to it."""
+
+
+class Script:
+    """A server that tells each client its own story; `refusals` are the names of the checks that stopped it."""
+
+    def __init__(self, setting: Setting, corrupt: tuple[int, ...] = (), *, take: int = 1, **options: Any) -> None:
+        self.tally = Tally()
+        played = frozenset(corrupt)
+        self.game = Game(setting, number=1, take=take, corrupt=played, tally=self.tally, strict=False, **options)
+        self.everybody = setting.ids
+
+    @property
+    def refusals(self) -> set[str]:
+        """By name."""
+        return set(self.tally.refusals)
+
+    def send(self, player: Player, step: str, message: object, story: Story | None = None) -> None:
+        """Refused if the client does not accept it."""
+        if not self.game.attempt(player, step, message, story):
+            raise Refused
+
+    def list_keys(self, story: Story, clients: tuple[int, ...] = ()) -> None:
+        """R1, the first half."""
+        for player in self.players(clients):
+            self.send(player, "share_keys", story.cohort_for(player.client_id), story)
+
+    def deliver(self, messages: Mapping[int, ShareDelivery], story: Story, clients: tuple[int, ...] = ()) -> None:
+        """R1, the second half, and R2; who is not in `messages` hears of everybody."""
+        for player in self.players(clients):
+            own = player.client_id
+            self.send(player, "receive_shares", messages.get(own, story.delivery(own, self.everybody)))
+        for player in self.players(clients):
+            self.game.mask(player)
+
+    def name(self, survivors: Mapping[int, tuple[int, ...]], clients: tuple[int, ...] = ()) -> None:
+        """R3; who is not in `survivors` hears of everybody."""
+        for player in self.players(clients):
+            named = tuple(sorted(survivors.get(player.client_id, self.everybody)))
+            self.send(player, "sign_survivors", Survivors(named))
+
+    def collect(self) -> None:
+        """R4, with every signature that there is; those that refuse are not asked again."""
+        for player in self.players():
+            self.game.attempt(player, "unmask", self.game.signature_set(player))
+
+    def players(self, clients: tuple[int, ...] = ()) -> list[Player]:
+        """Honest clients, all by default."""
+        return [player for i, player in self.game.players.items() if not clients or i in clients]
+
+
+Patch = pytest.MonkeyPatch
+Attack = Callable[[], Script]
+Removal = Callable[[Patch], None]
+CASES: dict[str, tuple[Attack, Removal]] = {}
+
+
+def _case(check: str, removal: Removal) -> Callable[[Attack], Attack]:
+    def register(attack: Attack) -> Attack:
+        CASES[check] = attack, removal
+        return attack
+
+    return register
+
+
+def without(name: str) -> Removal:
+    """Do not call this function of the inspection."""
+    return lambda patch: patch.setattr(f"fedcore.secagg.inspection.{name}", lambda *_args, **_keywords: None)
+
+
+def _stopped(attack: Callable[[Script], None], script: Script) -> Script:
+    with contextlib.suppress(Refused):
+        attack(script)
+    return script
+
+
+@_case("key-substitution", without("check_advertisement"))
+def _keys_of_the_servers_own() -> Script:
+    """Client 1 shares its secrets among three clients that are all the server."""
+
+    def attack(script: Script) -> None:
+        story = script.game.tell(puppets=(2, 3))
+        script.list_keys(story, (1,))
+        script.deliver({}, story, (1,))
+
+    return _stopped(attack, Script(FULL, (4,)))
+
+
+@_case("wrong-recipients", without("check_delivery"))
+def _parcels_left_out() -> Script:
+    """Client 1 gets nothing from the honest ones, and so masks for the corrupt one alone."""
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        script.list_keys(story)
+        honest = story.delivery(1, script.everybody)
+        parts = [{4: sealed[4]} if 4 in sealed else {} for sealed in (honest.shares, honest.pair_secrets)]
+        script.deliver({1: ShareDelivery(honest.sharers, *parts)}, story)
+        script.name({})
+        script.collect()
+
+    return _stopped(attack, Script(FULL, (4,)))
+
+
+@_case("holders-below-threshold", without("check_holders"))
+def _sharers_far_away() -> Script:
+    """Client 1 hears of sharers none of whom is its neighbour; its neighbours release its self secret."""
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        one, *_ = story.ring
+        script.list_keys(story)
+        script.deliver({one: story.delivery(one, _lone(story))}, story)
+        script.name({one: _lone(story)})
+        script.collect()
+
+    return _stopped(attack, Script(WIDE))
+
+
+def _lone(story: Story, *also: int) -> tuple[int, ...]:
+    """The first client of the ring and the five that are far from it, and some of its neighbours."""
+    return (story.ring[0], *story.ring[3:8], *also)
+
+
+def _split_survivors(script: Script, *, in_turn: bool) -> None:
+    """Every neighbour of the first client hears that the other three dropped out, all others that the four did."""
+    story = script.game.tell()
+    script.list_keys(story)
+    script.deliver({}, story)
+    near = (*story.ring[1:3], *story.ring[8:])
+    script.name({v: _lone(story, v) for v in near}, near)
+    far = _lone(story)
+    if in_turn:
+        for v in near:
+            script.name(dict.fromkeys(far, _lone(story, v)), far)
+    script.name(dict.fromkeys(far, far), far)
+    script.collect()
+
+
+@_case("inconsistent-survivors", lambda patch: patch.setattr(ClientSession, "_check_signatures", lambda *_: None))
+def _survivors_for_each() -> Script:
+    return _stopped(lambda script: _split_survivors(script, in_turn=False), Script(WIDE))
+
+
+def _sign_again(patch: Patch) -> None:
+    """A session that forgets what it signed."""
+    once = ClientSession.sign_survivors
+
+    def sign_survivors(session: ClientSession, message: Survivors) -> ConsistencySignature:
+        if session.state == "signed":
+            session._state = type(session.state).MASKED
+        return once(session, message)
+
+    patch.setattr(ClientSession, "sign_survivors", sign_survivors)
+
+
+@_case("second-survivor-set", _sign_again)
+def _survivors_in_turn() -> Script:
+    return _stopped(lambda script: _split_survivors(script, in_turn=True), Script(WIDE))
+
+
+def _believe_what_is_shown(patch: Patch) -> None:
+    """A session that takes those for its neighbours whose keys it is shown."""
+    share_keys = ClientSession.share_keys
+
+    def trusting(session: ClientSession, message: AdvertisedCohort) -> KeyShares:
+        members = tuple(member.client_id for member in message.members)
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                "fedcore.secagg.client.graph_over", lambda _, *, degree, seed: Graph(members, degree=degree, seed=seed)
+            )
+            return share_keys(session, message)
+
+    patch.setattr(ClientSession, "share_keys", trusting)
+
+
+@_case("wrong-neighbours", _believe_what_is_shown)
+def _two_cliques() -> Script:
+    """Two pairs of honest clients, each with the corrupt one for a ring of its own."""
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        cliques = [_clique(story, (1, 2, 5)), _clique(story, (3, 4, 5))]
+        script.game.stories[:] = cliques
+        for clique in cliques:
+            script.list_keys(clique, clique.graph._ring)
+        for clique in cliques:
+            script.deliver({}, clique, clique.graph._ring)
+        script.name({})
+        script.collect()
+
+    return _stopped(attack, Script(RING, (5,)))
+
+
+def _clique(story: Story, members: tuple[int, ...]) -> Story:
+    """The same list, of which these are shown to each other."""
+    clique = copy.copy(story)
+    clique.graph = Graph(members, degree=RING.degree, seed=schedule.ring_seed(story.transcript))
+    clique.dealt, clique._sealed = {}, {}
+    return clique
+
+
+_CHOSEN = bytes(range(48))
+"""What the server seals in others' names: no seal at all."""
+
+
+def _take_unopened(patch: Patch) -> None:
+    """A session that takes what does not open as it is, and a server that knows what that was."""
+    opened, seeds = schedule.open_pair_secret, adversary.Knowledge._seeds
+
+    def open_pair_secret(*args: Any, sealed: bytes, **keywords: Any) -> Secret:
+        return opened(*args, sealed=sealed, **keywords) or Secret(sealed[:32])
+
+    def with_the_chosen(knowledge: adversary.Knowledge, story: Story) -> Iterator[bytes]:
+        yield from seeds(knowledge, story)
+        for owner, peer in itertools.permutations(story.dealt, 2):
+            yield schedule.pair_mask(story.transcript, Secret(_CHOSEN[:32]), owner=owner, peer=peer).seed.reveal()
+
+    patch.setattr("fedcore.secagg.crypto.schedule.open_pair_secret", open_pair_secret)
+    patch.setattr(adversary.Knowledge, "_seeds", with_the_chosen)
+
+
+@_case("share-unsealing", _take_unopened)
+def _pair_secrets_of_the_servers_own() -> Script:
+    """A client for which both honest neighbours choose gets the server's choices in their place."""
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        script.list_keys(story)
+        victim = _chosen_for(story)
+        honest = story.delivery(victim, script.everybody)
+        secrets = {i: sealed if i == 4 else _CHOSEN for i, sealed in honest.pair_secrets.items()}
+        script.deliver({victim: dataclasses.replace(honest, pair_secrets=secrets)}, story)
+        script.name({})
+        script.collect()
+
+    for take in itertools.count():
+        script = Script(FULL, (4,), take=take)
+        story = script.game.tell()
+        script.game.stories.clear()
+        if _chosen_for(story):
+            return _stopped(attack, script)
+    raise AssertionError
+
+
+def _chosen_for(story: Story) -> int:
+    """A client for which all other honest ones choose; 0 if the ring has none."""
+    honest = set(story.ids) - {4}
+    return next((i for i in honest if all(story.graph.chooses(v, i) for v in honest - {i})), 0)
+
+
+def _lax_parameters(patch: Patch) -> None:
+    for name in ("_check_quorum", "_check_full_graph"):
+        patch.setattr(RoundParameters, name, lambda _: None)
+
+
+@_case("bad-parameters", _lax_parameters)
+def _quorum_of_two() -> Script:
+    """Each honest client is told of survivors that suit the server, with the corrupt one as the second signer."""
+    honest = FULL.parameters(1)
+    fields = {field.name: getattr(honest, field.name) for field in dataclasses.fields(honest)}
+    RoundParameters.from_peer(**fields | {"quorum": 2, "corrupt": 0})
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        script.list_keys(story)
+        script.deliver({}, story)
+        script.name({1: (1, 4), 2: (1, 2, 4), 3: (1, 3, 4)})
+        script.collect()
+
+    return _stopped(attack, Script(dataclasses.replace(FULL, quorum=2, corrupt=0), (4,)))
+
+
+def _propose(setting: Setting, **policy: int) -> None:
+    """Ask client 1, whose owner has this policy, to take part."""
+    ClientSession(
+        parameters=setting.parameters(1),
+        client_id=1,
+        identity=identity(1),
+        roster=ROSTER,
+        **{"min_cohort": 2, "min_threshold": 2} | policy,
+    )
+
+
+@_case("cohort-below-minimum", without("check_proposal"))
+def _cohort_of_two() -> Script:
+    """One honest client and a corrupt one, where the owner asked for three that do not collude."""
+    setting = Setting(n=2, quorum=2, degree=1, threshold=2, corrupt=1)
+    _propose(setting, min_cohort=3)
+    return _stopped(_as_usual, Script(setting, (2,), min_cohorts={1: 3}))
+
+
+def _as_usual(script: Script) -> None:
+    story = script.game.tell()
+    script.list_keys(story)
+    script.deliver({}, story)
+    script.name({})
+    script.collect()
+
+
+@_case("threshold-below-minimum", without("check_proposal"))
+def _two_that_collude() -> Script:
+    """The round allows for one corrupt client, but there are two: an owner that feared so asked for all four."""
+    _propose(FULL, min_threshold=4)
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        script.list_keys(story)
+        script.deliver({1: story.delivery(1, (1, 3, 4))}, story)
+        script.name({1: (1, 3, 4)})
+        script.collect()
+
+    return _stopped(attack, Script(FULL, (3, 4)))
+
+
+_DISCLOSED: dict[tuple[Story, int, int], Secret] = {}
+"""Story, dealer and complainant: what a complaint has told."""
+
+
+def _complain_of_anything(patch: Patch) -> None:
+    """A session that complains without the dealer's signature, and a server that opens what it then can."""
+    opened = adversary._opened
+
+    def with_the_disclosed(story: Story, owner: int, receiver: int, sealed: bytes) -> bytes | None:
+        agreed = _DISCLOSED.get((story, owner, receiver))
+        if agreed is None:
+            return opened(story, owner, receiver, sealed)
+        ends = {"sender": owner, "receiver": receiver, "sealed": split_parcel(sealed)[1]}
+        return schedule.open_with(Usage.SHARE_SEAL, story.transcript, FULL.agreement, agreed, **ends)
+
+    patch.setattr(adversary, "_opened", with_the_disclosed)
+    without("check_dealing")(patch)
+
+
+@_case("unsigned-dealing", _complain_of_anything)
+def _garbage_in_anothers_name() -> Script:
+    """Clients 2 and 3 get garbage in the name of client 1, and what they tell of it opens what client 1 dealt them."""
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        script.list_keys(story)
+        for player in script.players((2, 3)):
+            own = player.client_id
+            honest = story.delivery(own, script.everybody)
+            garbage = dataclasses.replace(honest, shares={**honest.shares, 1: bytes(len(honest.shares[1]))})
+            try:
+                complaint = player.session.complain(garbage, dealing_for(story.dealt[1], story.graph, own))
+            except ProtocolViolation as refusal:
+                script.tally.refusals[refusal.check] += 1
+                raise Refused from refusal
+            _DISCLOSED[story, 1, own] = Secret(edwards.to_u(complaint.shared))
+        script.deliver({}, story, (1,))
+
+    return _stopped(attack, Script(FULL, (4,)))
+
+
+def signed_by_a_guest() -> Script:
+    """Two halves of the clients, and a corrupt one of the roster that was not asked signs for both."""
+    script = Script(FULL)
+    story = script.game.tell()
+    script.list_keys(story)
+    script.deliver({}, story)
+    script.name({1: (1, 2, 3), 2: (1, 2, 3), 3: (1, 3, 4), 4: (1, 3, 4)})
+    for player in script.players():
+        signatures = dict(script.game.signature_set(player).signatures)
+        signatures[5] = sign(identity(5), player.statement())
+        script.game.attempt(player, "unmask", SignatureSet(signatures))
+    return script
