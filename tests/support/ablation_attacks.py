@@ -7,11 +7,10 @@ tests/support/adversary, has a sum of fewer clients than the round and their own
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,64 +34,12 @@ from fedcore.secagg.dealing import dealing_for, split_parcel
 from fedcore.secagg.graph import Graph
 
 from . import adversary
-from .hostile import Game, Player, Tally
-from .stories import ROSTER, Setting, Story, identity
+from .ablation_script import Refused, Script, stopped
+from .stories import ROSTER, Actor, Setting, Story, identity
 
 FULL = Setting(n=4, quorum=3, degree=3, threshold=3, corrupt=1)
 RING = Setting(n=5, quorum=4, degree=2, threshold=3, corrupt=1)
 WIDE = Setting(n=10, quorum=6, degree=4, threshold=4, corrupt=0)
-
-
-class Refused(Exception):
-    """A client did not accept what a script shows to it."""
-
-
-class Script:
-    """A server that tells each client its own story; `refusals` are the names of the checks that stopped it."""
-
-    def __init__(self, setting: Setting, corrupt: tuple[int, ...] = (), *, take: int = 1, **options: Any) -> None:
-        self.tally = Tally()
-        played = frozenset(corrupt)
-        self.game = Game(setting, number=1, take=take, corrupt=played, tally=self.tally, strict=False, **options)
-        self.everybody = setting.ids
-
-    @property
-    def refusals(self) -> set[str]:
-        """By name."""
-        return set(self.tally.refusals)
-
-    def send(self, player: Player, step: str, message: object, story: Story | None = None) -> None:
-        """Refused if the client does not accept it."""
-        if not self.game.attempt(player, step, message, story):
-            raise Refused
-
-    def list_keys(self, story: Story, clients: tuple[int, ...] = ()) -> None:
-        """R1, the first half."""
-        for player in self.players(clients):
-            self.send(player, "share_keys", story.cohort_for(player.client_id), story)
-
-    def deliver(self, messages: Mapping[int, ShareDelivery], story: Story, clients: tuple[int, ...] = ()) -> None:
-        """R1, the second half, and R2; who is not in `messages` hears of everybody."""
-        for player in self.players(clients):
-            own = player.client_id
-            self.send(player, "receive_shares", messages.get(own, story.delivery(own, self.everybody)))
-        for player in self.players(clients):
-            self.game.mask(player)
-
-    def name(self, survivors: Mapping[int, tuple[int, ...]], clients: tuple[int, ...] = ()) -> None:
-        """R3; who is not in `survivors` hears of everybody."""
-        for player in self.players(clients):
-            named = tuple(sorted(survivors.get(player.client_id, self.everybody)))
-            self.send(player, "sign_survivors", Survivors(named))
-
-    def collect(self) -> None:
-        """R4, with every signature that there is; those that refuse are not asked again."""
-        for player in self.players():
-            self.game.attempt(player, "unmask", self.game.signature_set(player))
-
-    def players(self, clients: tuple[int, ...] = ()) -> list[Player]:
-        """Honest clients, all by default."""
-        return [player for i, player in self.game.players.items() if not clients or i in clients]
 
 
 Patch = pytest.MonkeyPatch
@@ -114,12 +61,6 @@ def without(name: str) -> Removal:
     return lambda patch: patch.setattr(f"fedcore.secagg.inspection.{name}", lambda *_args, **_keywords: None)
 
 
-def _stopped(attack: Callable[[Script], None], script: Script) -> Script:
-    with contextlib.suppress(Refused):
-        attack(script)
-    return script
-
-
 @_case("key-substitution", without("check_advertisement"))
 def _keys_of_the_servers_own() -> Script:
     """Client 1 shares its secrets among three clients that are all the server."""
@@ -129,7 +70,7 @@ def _keys_of_the_servers_own() -> Script:
         script.list_keys(story, (1,))
         script.deliver({}, story, (1,))
 
-    return _stopped(attack, Script(FULL, (4,)))
+    return stopped(attack, Script(FULL, (4,)))
 
 
 @_case("wrong-recipients", without("check_delivery"))
@@ -145,7 +86,7 @@ def _parcels_left_out() -> Script:
         script.name({})
         script.collect()
 
-    return _stopped(attack, Script(FULL, (4,)))
+    return stopped(attack, Script(FULL, (4,)))
 
 
 @_case("holders-below-threshold", without("check_holders"))
@@ -160,7 +101,7 @@ def _sharers_far_away() -> Script:
         script.name({one: _lone(story)})
         script.collect()
 
-    return _stopped(attack, Script(WIDE))
+    return stopped(attack, Script(WIDE))
 
 
 def _lone(story: Story, *also: int) -> tuple[int, ...]:
@@ -185,7 +126,7 @@ def _split_survivors(script: Script, *, in_turn: bool) -> None:
 
 @_case("inconsistent-survivors", lambda patch: patch.setattr(ClientSession, "_check_signatures", lambda *_: None))
 def _survivors_for_each() -> Script:
-    return _stopped(lambda script: _split_survivors(script, in_turn=False), Script(WIDE))
+    return stopped(lambda script: _split_survivors(script, in_turn=False), Script(WIDE))
 
 
 def _sign_again(patch: Patch) -> None:
@@ -202,7 +143,42 @@ def _sign_again(patch: Patch) -> None:
 
 @_case("second-survivor-set", _sign_again)
 def _survivors_in_turn() -> Script:
-    return _stopped(lambda script: _split_survivors(script, in_turn=True), Script(WIDE))
+    return stopped(lambda script: _split_survivors(script, in_turn=True), Script(WIDE))
+
+
+def _take_another_delivery(patch: Patch) -> None:
+    """A session that takes a second delivery as it took the first, and so has to keep its keys."""
+    receive_shares = ClientSession.receive_shares
+    pairs: dict[ClientSession, tuple[Any, Any]] = {}
+
+    def receive_again(session: ClientSession, message: ShareDelivery) -> None:
+        secrets, state = session._secrets, session.state
+        if session in pairs:
+            session._state = type(state).SHARED
+            secrets.seal_pair, secrets.mask_pair = pairs[session]
+            receive_shares(session, message)
+            session._state = state
+        else:
+            pairs[session] = secrets.seal_pair, secrets.mask_pair
+            receive_shares(session, message)
+
+    patch.setattr(ClientSession, "receive_shares", receive_again)
+
+
+@_case("second-delivery", _take_another_delivery)
+def _sharers_in_turn() -> Script:
+    """Client 1 masks for client 2 and the corrupt one, then signs what all see, in which client 2 drops out."""
+
+    def attack(script: Script) -> None:
+        story = script.game.tell()
+        script.list_keys(story)
+        script.deliver({1: story.delivery(1, (1, 2, 4))}, story)
+        script.send(script.game.players[1], "receive_shares", story.delivery(1, script.everybody))
+        script.name(dict.fromkeys((1, 3), (1, 3, 4)), (1, 3))
+        for player in script.players((1, 3)):
+            script.send(player, "unmask", script.game.signature_set(player))
+
+    return stopped(attack, Script(FULL, (4,)))
 
 
 def _believe_what_is_shown(patch: Patch) -> None:
@@ -235,7 +211,7 @@ def _two_cliques() -> Script:
         script.name({})
         script.collect()
 
-    return _stopped(attack, Script(RING, (5,)))
+    return stopped(attack, Script(RING, (5,)))
 
 
 def _clique(story: Story, members: tuple[int, ...]) -> Story:
@@ -285,7 +261,7 @@ def _pair_secrets_of_the_servers_own() -> Script:
         story = script.game.tell()
         script.game.stories.clear()
         if _chosen_for(story):
-            return _stopped(attack, script)
+            return stopped(attack, script)
     raise AssertionError
 
 
@@ -314,7 +290,7 @@ def _quorum_of_two() -> Script:
         script.name({1: (1, 4), 2: (1, 2, 4), 3: (1, 3, 4)})
         script.collect()
 
-    return _stopped(attack, Script(dataclasses.replace(FULL, quorum=2, corrupt=0), (4,)))
+    return stopped(attack, Script(dataclasses.replace(FULL, quorum=2, corrupt=0), (4,)))
 
 
 def _propose(setting: Setting, **policy: int) -> None:
@@ -333,7 +309,7 @@ def _cohort_of_two() -> Script:
     """One honest client and a corrupt one, where the owner asked for three that do not collude."""
     setting = Setting(n=2, quorum=2, degree=1, threshold=2, corrupt=1)
     _propose(setting, min_cohort=3)
-    return _stopped(_as_usual, Script(setting, (2,), min_cohorts={1: 3}))
+    return stopped(_as_usual, Script(setting, (2,), min_cohorts={1: 3}))
 
 
 def _as_usual(script: Script) -> None:
@@ -356,7 +332,24 @@ def _two_that_collude() -> Script:
         script.name({1: (1, 3, 4)})
         script.collect()
 
-    return _stopped(attack, Script(FULL, (3, 4)))
+    return stopped(attack, Script(FULL, (3, 4)))
+
+
+@_case("off-roster", without("check_listed"))
+def _keys_of_clients_that_were_not_asked() -> Script:
+    """Client 1 shares its secrets with the corrupt one of the cohort and two more that the server brings along."""
+
+    def attack(script: Script) -> None:
+        parameters = script.game.parameters
+        actors = {i: Actor(i, parameters, variant=0, signs=True) for i in (4, 11, 12)}
+        own = script.game.players[1].advertisement
+        assert own is not None
+        story = Story(parameters, {1: own} | {i: actor.advertisement for i, actor in actors.items()}, actors)
+        script.game.stories.append(story)
+        script.list_keys(story, (1,))
+        script.deliver({1: story.delivery(1, story.ids)}, story, (1,))
+
+    return stopped(attack, Script(FULL, (4,)))
 
 
 _DISCLOSED: dict[tuple[Story, int, int], Secret] = {}
@@ -397,7 +390,7 @@ def _garbage_in_anothers_name() -> Script:
             _DISCLOSED[story, 1, own] = Secret(edwards.to_u(complaint.shared))
         script.deliver({}, story, (1,))
 
-    return _stopped(attack, Script(FULL, (4,)))
+    return stopped(attack, Script(FULL, (4,)))
 
 
 def signed_by_a_guest() -> Script:

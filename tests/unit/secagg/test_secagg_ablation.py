@@ -10,8 +10,21 @@ from pathlib import Path
 import pytest
 
 from fedcore.secagg.checks import Check
+from fedcore.secagg.transitions import ClientEvent
 
 PROOFS = Path(__file__).parents[3] / "proofs"
+
+RULES = {
+    ClientEvent.ADVERTISE: "propose",
+    ClientEvent.SHARE_KEYS: "list",
+    ClientEvent.RECEIVE_SHARES: "deliver",
+    ClientEvent.COMPLAIN: "accuse",
+    ClientEvent.MASK: "deliver",
+    ClientEvent.SIGN_SURVIVORS: "survive",
+    ClientEvent.UNMASK: "over",
+    ClientEvent.ABANDON: "leave-out",
+}
+"""The rule of the model in which a client takes each step."""
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +66,9 @@ def test_only_the_servers_checks_are_excused_as_such(ablation):
     )
     excused = {check for check, row in ablation.TABLE.items() if getattr(row, "reason", "") == ablation.SERVER}
     assert excused == {check for check, who in made_by if who == "server"}
+
+
+def test_every_step_of_a_client_has_a_rule():
+    assert set(RULES) == set(ClientEvent)
+    rules = set(re.findall(r"rl \[([a-z-]+)\]", (PROOFS / "maude" / "server.maude").read_text()))
+    assert set(RULES.values()) == rules - {"next", "again", "deliver-again"}
