@@ -10,30 +10,34 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import pytest
+from collections.abc import Callable
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import (
-    AdvertisedCohort,
     ClientSession,
-    ConsistencySignature,
-    KeyShares,
     RoundParameters,
     Secret,
     ShareDelivery,
     SignatureSet,
-    Survivors,
 )
 from fedcore.secagg.crypto import edwards, schedule
-from fedcore.secagg.crypto.domain import Usage
 from fedcore.secagg.crypto.keys import sign
-from fedcore.secagg.dealing import dealing_for, split_parcel
+from fedcore.secagg.dealing import dealing_for
 from fedcore.secagg.graph import Graph
 
-from . import adversary
+from .ablation_removals import (
+    CHOSEN,
+    DISCLOSED,
+    Removal,
+    accept_any_parameters,
+    believe_what_is_shown,
+    complain_of_anything,
+    share_again,
+    sign_again,
+    take_another_delivery,
+    take_unopened,
+    without,
+)
 from .ablation_script import Refused, Script, stopped
 from .stories import ROSTER, Actor, Setting, Story, identity
 
@@ -41,10 +45,7 @@ FULL = Setting(n=4, quorum=3, degree=3, threshold=3, corrupt=1)
 RING = Setting(n=5, quorum=4, degree=2, threshold=3, corrupt=1)
 WIDE = Setting(n=10, quorum=6, degree=4, threshold=4, corrupt=0)
 
-
-Patch = pytest.MonkeyPatch
 Attack = Callable[[], Script]
-Removal = Callable[[Patch], None]
 CASES: dict[str, tuple[Attack, Removal]] = {}
 
 
@@ -54,11 +55,6 @@ def _case(check: str, removal: Removal) -> Callable[[Attack], Attack]:
         return attack
 
     return register
-
-
-def without(name: str) -> Removal:
-    """Do not call this function of the inspection."""
-    return lambda patch: patch.setattr(f"fedcore.secagg.inspection.{name}", lambda *_args, **_keywords: None)
 
 
 @_case("key-substitution", without("check_advertisement"))
@@ -129,43 +125,12 @@ def _survivors_for_each() -> Script:
     return stopped(lambda script: _split_survivors(script, in_turn=False), Script(WIDE))
 
 
-def _sign_again(patch: Patch) -> None:
-    """A session that forgets what it signed."""
-    once = ClientSession.sign_survivors
-
-    def sign_survivors(session: ClientSession, message: Survivors) -> ConsistencySignature:
-        if session.state == "signed":
-            session._state = type(session.state).MASKED
-        return once(session, message)
-
-    patch.setattr(ClientSession, "sign_survivors", sign_survivors)
-
-
-@_case("second-survivor-set", _sign_again)
+@_case("second-survivor-set", sign_again)
 def _survivors_in_turn() -> Script:
     return stopped(lambda script: _split_survivors(script, in_turn=True), Script(WIDE))
 
 
-def _take_another_delivery(patch: Patch) -> None:
-    """A session that takes a second delivery as it took the first, and so has to keep its keys."""
-    receive_shares = ClientSession.receive_shares
-    pairs: dict[ClientSession, tuple[Any, Any]] = {}
-
-    def receive_again(session: ClientSession, message: ShareDelivery) -> None:
-        secrets, state = session._secrets, session.state
-        if session in pairs:
-            session._state = type(state).SHARED
-            secrets.seal_pair, secrets.mask_pair = pairs[session]
-            receive_shares(session, message)
-            session._state = state
-        else:
-            pairs[session] = secrets.seal_pair, secrets.mask_pair
-            receive_shares(session, message)
-
-    patch.setattr(ClientSession, "receive_shares", receive_again)
-
-
-@_case("second-delivery", _take_another_delivery)
+@_case("second-delivery", take_another_delivery)
 def _sharers_in_turn() -> Script:
     """Client 1 masks for client 2 and the corrupt one, then signs what all see, in which client 2 drops out."""
 
@@ -181,22 +146,23 @@ def _sharers_in_turn() -> Script:
     return stopped(attack, Script(FULL, (4,)))
 
 
-def _believe_what_is_shown(patch: Patch) -> None:
-    """A session that takes those for its neighbours whose keys it is shown."""
-    share_keys = ClientSession.share_keys
+@_case("second-cohort", share_again)
+def _lists_in_turn() -> Script:
+    """All survive with the first list of keys, and client 1 drops out with the second."""
 
-    def trusting(session: ClientSession, message: AdvertisedCohort) -> KeyShares:
-        members = tuple(member.client_id for member in message.members)
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(
-                "fedcore.secagg.client.graph_over", lambda _, *, degree, seed: Graph(members, degree=degree, seed=seed)
-            )
-            return share_keys(session, message)
+    def attack(script: Script) -> None:
+        _as_usual(script)
+        other, story = script.again(variant=1)
+        other.list_keys(story)
+        other.deliver({}, story)
+        other.name(dict.fromkeys((2, 3), (2, 3, 4)), (2, 3))
+        for player in other.players((2, 3)):
+            other.send(player, "unmask", other.game.signature_set(player))
 
-    patch.setattr(ClientSession, "share_keys", trusting)
+    return stopped(attack, Script(FULL, (4,)))
 
 
-@_case("wrong-neighbours", _believe_what_is_shown)
+@_case("wrong-neighbours", believe_what_is_shown)
 def _two_cliques() -> Script:
     """Two pairs of honest clients, each with the corrupt one for a ring of its own."""
 
@@ -222,27 +188,7 @@ def _clique(story: Story, members: tuple[int, ...]) -> Story:
     return clique
 
 
-_CHOSEN = bytes(range(48))
-"""What the server seals in others' names: no seal at all."""
-
-
-def _take_unopened(patch: Patch) -> None:
-    """A session that takes what does not open as it is, and a server that knows what that was."""
-    opened, seeds = schedule.open_pair_secret, adversary.Knowledge._seeds
-
-    def open_pair_secret(*args: Any, sealed: bytes, **keywords: Any) -> Secret:
-        return opened(*args, sealed=sealed, **keywords) or Secret(sealed[:32])
-
-    def with_the_chosen(knowledge: adversary.Knowledge, story: Story) -> Iterator[bytes]:
-        yield from seeds(knowledge, story)
-        for owner, peer in itertools.permutations(story.dealt, 2):
-            yield schedule.pair_mask(story.transcript, Secret(_CHOSEN[:32]), owner=owner, peer=peer).seed.reveal()
-
-    patch.setattr("fedcore.secagg.crypto.schedule.open_pair_secret", open_pair_secret)
-    patch.setattr(adversary.Knowledge, "_seeds", with_the_chosen)
-
-
-@_case("share-unsealing", _take_unopened)
+@_case("share-unsealing", take_unopened)
 def _pair_secrets_of_the_servers_own() -> Script:
     """A client for which both honest neighbours choose gets the server's choices in their place."""
 
@@ -251,7 +197,7 @@ def _pair_secrets_of_the_servers_own() -> Script:
         script.list_keys(story)
         victim = _chosen_for(story)
         honest = story.delivery(victim, script.everybody)
-        secrets = {i: sealed if i == 4 else _CHOSEN for i, sealed in honest.pair_secrets.items()}
+        secrets = {i: sealed if i == 4 else CHOSEN for i, sealed in honest.pair_secrets.items()}
         script.deliver({victim: dataclasses.replace(honest, pair_secrets=secrets)}, story)
         script.name({})
         script.collect()
@@ -271,12 +217,7 @@ def _chosen_for(story: Story) -> int:
     return next((i for i in honest if all(story.graph.chooses(v, i) for v in honest - {i})), 0)
 
 
-def _lax_parameters(patch: Patch) -> None:
-    for name in ("_check_quorum", "_check_full_graph"):
-        patch.setattr(RoundParameters, name, lambda _: None)
-
-
-@_case("bad-parameters", _lax_parameters)
+@_case("bad-parameters", accept_any_parameters)
 def _quorum_of_two() -> Script:
     """Each honest client is told of survivors that suit the server, with the corrupt one as the second signer."""
     honest = FULL.parameters(1)
@@ -352,26 +293,7 @@ def _keys_of_clients_that_were_not_asked() -> Script:
     return stopped(attack, Script(FULL, (4,)))
 
 
-_DISCLOSED: dict[tuple[Story, int, int], Secret] = {}
-"""Story, dealer and complainant: what a complaint has told."""
-
-
-def _complain_of_anything(patch: Patch) -> None:
-    """A session that complains without the dealer's signature, and a server that opens what it then can."""
-    opened = adversary._opened
-
-    def with_the_disclosed(story: Story, owner: int, receiver: int, sealed: bytes) -> bytes | None:
-        agreed = _DISCLOSED.get((story, owner, receiver))
-        if agreed is None:
-            return opened(story, owner, receiver, sealed)
-        ends = {"sender": owner, "receiver": receiver, "sealed": split_parcel(sealed)[1]}
-        return schedule.open_with(Usage.SHARE_SEAL, story.transcript, FULL.agreement, agreed, **ends)
-
-    patch.setattr(adversary, "_opened", with_the_disclosed)
-    without("check_dealing")(patch)
-
-
-@_case("unsigned-dealing", _complain_of_anything)
+@_case("unsigned-dealing", complain_of_anything)
 def _garbage_in_anothers_name() -> Script:
     """Clients 2 and 3 get garbage in the name of client 1, and what they tell of it opens what client 1 dealt them."""
 
@@ -387,7 +309,7 @@ def _garbage_in_anothers_name() -> Script:
             except ProtocolViolation as refusal:
                 script.tally.refusals[refusal.check] += 1
                 raise Refused from refusal
-            _DISCLOSED[story, 1, own] = Secret(edwards.to_u(complaint.shared))
+            DISCLOSED[story, 1, own] = Secret(edwards.to_u(complaint.shared))
         script.deliver({}, story, (1,))
 
     return stopped(attack, Script(FULL, (4,)))

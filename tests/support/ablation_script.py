@@ -23,12 +23,22 @@ class Script:
         self.tally = Tally()
         played = frozenset(corrupt)
         self.game = Game(setting, number=1, take=take, corrupt=played, tally=self.tally, strict=False, **options)
+        self.games = [self.game]
         self.everybody = setting.ids
 
     @property
     def refusals(self) -> set[str]:
         """By name."""
         return set(self.tally.refusals)
+
+    def again(self, variant: int) -> tuple[Script, Story]:
+        """The same sessions, as if they had only advertised, and another list of their keys."""
+        other = Script(self.game.setting, tuple(self.game.corrupt), take=variant + 1)
+        for i, player in other.game.players.items():
+            player.session, player.advertisement = self.game.players[i].session, self.game.players[i].advertisement
+        other.tally = other.game.tally = self.tally
+        self.games.append(other.game)
+        return other, other.game.tell(variant=variant)
 
     def send(self, player: Player, step: str, message: object, story: Story | None = None) -> None:
         """Refused if the client does not accept it."""

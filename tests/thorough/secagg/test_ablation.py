@@ -14,7 +14,8 @@ import pytest
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg.checks import Check
 from tests.support import adversary
-from tests.support.ablation_attacks import CASES, Attack, signed_by_a_guest, without
+from tests.support.ablation_attacks import CASES, Attack, signed_by_a_guest
+from tests.support.ablation_removals import without
 from tests.support.hostile import Broken
 
 PROOFS = Path(__file__).parents[3] / "proofs"
@@ -28,7 +29,7 @@ def _refusals(attack: Attack) -> set[str]:
         script = attack()
     except ProtocolViolation as refusal:
         return {refusal.check}
-    adversary.recover([script.game])
+    adversary.recover(script.games)
     return script.refusals
 
 
@@ -45,7 +46,7 @@ def test_without_the_check_the_attack_works(check: str, monkeypatch: pytest.Monk
     script = attack()
     assert check not in script.refusals
     with pytest.raises(Broken) as caught:
-        adversary.recover([script.game])
+        adversary.recover(script.games)
     assert caught.value.verdict in ("recovered", "policy-undercut")
 
 
