@@ -72,7 +72,7 @@ TABLE: dict[str, Attack | NoAttack] = {
     "signer-not-survivor": Attack("guest", "sets"),
     "share-unsealing": Attack("sets", "alone"),
     "uncommitted-share": NoAttack("a wrong share spoils its dealer's secret alone: it is there to name the dealer"),
-    "unsigned-dealing": Attack("full", "both"),
+    "unsigned-dealing": Attack("full", "alone"),
     "shares-for-both": NoAttack(SERVER),
     "wrong-neighbours": Attack("ring", "alone"),
     "holders-below-threshold": Attack("wide", "alone"),

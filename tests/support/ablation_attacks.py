@@ -1,8 +1,9 @@
 """The attacks that the model in proofs/maude finds, told to real sessions.
 
-Each script follows the state that `proofs/ablation.py --trace CHECK` prints, and stops at the first message that a
-client refuses. With the check on, the refusal has its name. With the check off, the server, which here is the solver of
-tests/support/adversary, has a sum of fewer clients than the round and their owners allow.
+Each script leads to a state like the one that `proofs/ablation.py --trace CHECK` prints, which is the first of many,
+and stops at the first message that a client refuses. With the check on, the refusal has its name. With the check off,
+the server, which here is the solver of tests/support/adversary, has a sum of fewer clients than the round and their
+owners allow.
 """
 
 from __future__ import annotations
