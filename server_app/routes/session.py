@@ -45,7 +45,13 @@ LinkId = Annotated[str, Path(min_length=1, max_length=64)]
     "/session",
     status_code=204,
     responses={
-        **problem_responses(ProblemKind.UNAUTHORIZED, ProblemKind.MALFORMED, ProblemKind.CROSS_SITE),
+        **problem_responses(
+            ProblemKind.UNAUTHORIZED,
+            ProblemKind.MALFORMED,
+            ProblemKind.CROSS_SITE,
+            ProblemKind.TOO_LARGE,
+            ProblemKind.IDENTITY_PROVIDER,
+        ),
         **_SIGNED,
     },
 )
