@@ -144,7 +144,7 @@ class Crowd:
 
 def _idle_member(kit: ClientKit, http: SmallHttp, scratch: Path) -> Member:
     member = Member(kit, http, scratch)  # type: ignore[arg-type]
-    member.local = Local(examples=1, metrics={})
+    member.local = Local(by=0.125, examples=1, metrics={})
     return member
 
 
