@@ -11,7 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("fedcore", "server_app", "client_app", "benchmarks")
-EXCEPT = ("tests/unit/secagg/", "tests/thorough/secagg/", "tests/architecture/test_private_names.py")
+EXCEPT = (
+    "tests/unit/secagg/",
+    "tests/thorough/secagg/",
+    "tests/support/ablation_",
+    "tests/architecture/test_private_names.py",
+)
 """Attacks on the machines of the protocol, which look into them; and the examples below."""
 OTHERS = frozenset({"_active_count", "_clients"})
 """Of asyncio's server, which has no public name for them before Python 3.13."""
