@@ -22,7 +22,10 @@ from fedcore.flower.strategies.registry import STRATEGIES
 from fedcore.monitoring.trackers import TRACKERS
 from fedcore.wire.operator import RunStatus
 
-WITHOUT_JSON = {"server": "serves until it is stopped and has no result; its log is JSON with --log-json"}
+WITHOUT_JSON = {
+    "server": "serves until it is stopped and has no result; its log is JSON with --log-json",
+    "logout": "ends a session and has no result",
+}
 
 
 def commands(command: click.Command, path: str = "", context: click.Context | None = None) -> Iterator[tuple[str, Any]]:
