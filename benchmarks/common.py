@@ -9,6 +9,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +21,8 @@ import psutil
 
 from fedcore.comparison.report import machine as software
 from fedcore.data.files import DATA_VARIABLE
-from fedcore.errors import FedcoreError
+from fedcore.errors import EnvironmentFailure, FedcoreError
+from fedcore.system.workers.child_processes import ChildProcesses
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 APPS = Path(__file__).resolve().parent / "apps"
@@ -199,6 +201,16 @@ def quiet_environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
+
+
+def wait_connected(group: ChildProcesses, names: Iterable[str], seconds: float) -> None:
+    """Wait until the log of each of these clients says that it is connected; raises EnvironmentFailure."""
+    deadline = time.monotonic() + seconds
+    while not all("connected" in group.tail(name) for name in names):
+        group.check()
+        if time.monotonic() > deadline:
+            raise EnvironmentFailure(f"not all clients connected in {seconds:g} s")
+        time.sleep(0.1)
 
 
 def _figure_row(figure: Figure) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from typing import Any, Final
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say, sized
+from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say, sized, wait_connected
 from fedcore.comparison.local_federation import FEDCORE, free_port
 from fedcore.errors import EnvironmentFailure
 from fedcore.system.workers.child_processes import ChildProcesses
@@ -106,7 +106,7 @@ def run_once(arm: Arm, rounds: int) -> Paid:
             kits = sorted(folder.glob("fed/clients/*"))
             for kit in kits:
                 group.start(kit.name, [*arm.fedcore, "client", "--kit", kit, "--app", app])
-            _wait_connected(group, [kit.name for kit in kits])
+            wait_connected(group, [kit.name for kit in kits], START_SECONDS)
             words = ["run", app, "--operator", folder / "fed" / "operator", "--out", folder / "model.safetensors"]
             printed = _command(
                 [*arm.fedcore, *map(str, words), "--run-config", f"num-server-rounds={rounds}", "--json"], folder, arm
@@ -131,15 +131,6 @@ def _paid(lines: Sequence[Mapping[str, Any]]) -> Paid:
         up=each("bytes_up"),
         down=each("bytes_down"),
     )
-
-
-def _wait_connected(group: ChildProcesses, names: Iterable[str]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not all("connected" in group.tail(name) for name in names):
-        group.check()
-        if time.monotonic() > deadline:
-            raise EnvironmentFailure(f"not all clients connected in {START_SECONDS:g} s")
-        time.sleep(0.1)
 
 
 def _command(words: Sequence[str], folder: Path, arm: Arm) -> str:

@@ -26,7 +26,18 @@ import torch.distributed as dist
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say, sized
+from benchmarks.common import (
+    EXAMPLES,
+    Figure,
+    Report,
+    Table,
+    parser,
+    quiet_environment,
+    run,
+    say,
+    sized,
+    wait_connected,
+)
 from benchmarks.relay import DEVICE, Node, is_possible, nodes
 from fedcore.comparison.federation import follow
 from fedcore.comparison.local_federation import FEDCORE, run_command
@@ -171,7 +182,7 @@ def _federated(network: Network, aggregation: str, rounds: int) -> tuple[RunReco
         group.start("server", [*server.command(), *FEDCORE, "server", "--federation", folder])
         for node, kit in zip(sites, made.clients, strict=True):
             group.start(kit.name, [*node.command(), *FEDCORE, "client", "--kit", kit, "--app", app])
-        _wait_for(group, [kit.name for kit in made.clients])
+        wait_connected(group, [kit.name for kit in made.clients], CONNECT_SECONDS)
         command = run_command(
             app,
             made.operator,
@@ -189,15 +200,6 @@ def _federated(network: Network, aggregation: str, rounds: int) -> tuple[RunReco
 
 def _counted(exchange: ExchangeDone) -> int:
     return sum(exchange.bytes_up.values()) + sum(exchange.bytes_down.values())
-
-
-def _wait_for(group: ChildProcesses, names: Sequence[str]) -> None:
-    deadline = time.monotonic() + CONNECT_SECONDS
-    while not all("connected" in group.tail(name) for name in names):
-        group.check()
-        if time.monotonic() > deadline:
-            raise EnvironmentFailure("not all clients connected")
-        time.sleep(0.1)
 
 
 def round_seconds(record: RunRecord) -> list[float]:

@@ -30,7 +30,7 @@ from statistics import median
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
+from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized, wait_connected
 from benchmarks.relay import Cuts, Node, is_possible, nodes
 from fedcore.comparison.federation import follow
 from fedcore.comparison.local_federation import FEDCORE, run_command
@@ -206,7 +206,7 @@ def sites_on(line: str) -> Iterator[Sites]:
         group.start("server", [*server.command(), *FEDCORE, "server", "--federation", Path(name) / "federation"])
         for node, kit in zip(clients, made.clients, strict=True):
             group.start(kit.name, [*node.command(), *FEDCORE, "client", "--kit", kit, "--app", APPS / "noop"])
-        _wait_for(group, [kit.name for kit in made.clients])
+        wait_connected(group, [kit.name for kit in made.clients], CONNECT_SECONDS)
         yield Sites(
             line=line,
             server=server,
@@ -216,15 +216,6 @@ def sites_on(line: str) -> Iterator[Sites]:
             operator=made.operator,
             group=group,
         )
-
-
-def _wait_for(group: ChildProcesses, names: Sequence[str]) -> None:
-    deadline = time.monotonic() + CONNECT_SECONDS
-    while not all("connected" in group.tail(name) for name in names):
-        group.check()
-        if time.monotonic() > deadline:
-            raise EnvironmentFailure("not all clients connected")
-        time.sleep(0.1)
 
 
 # --- the report -----------------------------------------------------------------------------------------------------

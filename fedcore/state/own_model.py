@@ -22,6 +22,8 @@ from fedcore.system.files import full_disk_named, write_file
 OWN_MODEL_FOLDER: Final = "local"
 """Its place in an agent's state folder."""
 RECORD_FILE: Final = "record.json"
+MODEL_FILES: Final = "model-*.safetensors"
+"""The files of tensors, of which the record names one."""
 _VERSION: Final = 1
 
 
@@ -81,7 +83,7 @@ class OwnModelFolder:
         with FileSink(self.folder / _model_name(serial), layout) as sink:
             write(sink)
         self._write_record(record, serial)
-        for path in (*self.folder.glob("model-*.safetensors"), *self.folder.glob(".*.part")):
+        for path in (*self.folder.glob(MODEL_FILES), *self.folder.glob(".*.part")):
             if path.name != _model_name(serial):  # the model before, and what an earlier crash left
                 path.unlink(missing_ok=True)
 

@@ -14,6 +14,8 @@ from fedcore.wire.base import Message, MetricValue
 from fedcore.wire.events import PrivacyTerms
 from fedcore.wire.uploads import NOTHING, Contribution
 
+SESSION_COOKIE: Final = "fedcore-session"
+"""The cookie of a session, which a browser or an operator's kit keeps."""
 LONGEST_TOKEN: Final = 16_384
 """Characters of a token; the longest are those of an identity provider."""
 MOST_MARKS: Final = 200

@@ -17,7 +17,7 @@ from typing import Final
 from fedcore.errors import Unauthorized
 from fedcore.secagg import Randomness
 from fedcore.wire.problems import ProblemKind
-from fedcore.wire.watch import LinkIn, Role
+from fedcore.wire.watch import SESSION_COOKIE, LinkIn, Role
 from server_app.members.identity_provider import IdentityProvider, Person
 from server_app.members.login_cookie import LoginCookies
 from server_app.polling import Bell
@@ -27,7 +27,6 @@ from server_app.storage.tables import LinkRow, SessionRow
 
 log = logging.getLogger("fedcore.server")
 
-COOKIE: Final = "fedcore-session"
 OWN_HEADER: Final = "x-fedcore"
 """Only a script of the page itself can send it: a form of another site has no headers, and its script is not let."""
 SESSION_SECONDS: Final = 12 * 3600.0
@@ -242,7 +241,7 @@ def is_signed(token: str) -> bool:
     return token.count(".") == 2
 
 
-def cookie_in(lines: list[tuple[str, str]], cookie: str = COOKIE) -> str:
+def cookie_in(lines: list[tuple[str, str]], cookie: str = SESSION_COOKIE) -> str:
     """The cookie of this name among header fields, each with its name in small letters; empty if there is none."""
     for name, value in lines:
         if name == "cookie":

@@ -13,11 +13,11 @@ from fedcore.federation.files import read_certificate
 from fedcore.federation.kits.certificates import hosts_of, url_host
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.problems import ProblemKind
-from fedcore.wire.watch import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
+from fedcore.wire.watch import SESSION_COOKIE, LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
 from server_app.http.audience import ForEverybody, ForOperators
 from server_app.http.authentication import Headers
 from server_app.http.problems import problem_responses
-from server_app.members.sessions import COOKIE, OWN_HEADER, cookie_in
+from server_app.members.sessions import OWN_HEADER, cookie_in
 from server_app.rejection import Rejection
 from server_app.routes.access import AnyServices, AnySessions, guarded_request
 from server_app.settings import ServerSettings
@@ -26,7 +26,7 @@ from server_app.storage.tables import LinkRow
 _SIGNED: Final[dict[int | str, dict[str, Any]]] = {
     204: {
         "description": "Signed in",
-        "headers": {"Set-Cookie": {"schema": {"type": "string"}, "description": f"{COOKIE}, for twelve hours"}},
+        "headers": {"Set-Cookie": {"schema": {"type": "string"}, "description": f"{SESSION_COOKIE}, for twelve hours"}},
     }
 }
 open_router = APIRouter(prefix="/v1", route_class=ForEverybody, tags=["session"])
@@ -75,7 +75,7 @@ async def sign_in(body: SessionIn, request: Request, response: Response, session
 def set_session(response: Response, secret: str, seconds: float) -> None:
     """Set the session's cookie, for so many seconds."""
     response.set_cookie(
-        COOKIE,
+        SESSION_COOKIE,
         secret,
         max_age=max(math.ceil(seconds), 1),
         path="/",
@@ -101,7 +101,7 @@ async def sign_out(request: Request, response: Response, sessions: AnySessions) 
     if known is None or not known.by_cookie:
         raise Rejection(ProblemKind.NOT_FOUND, "a token itself is no session; nothing ends")
     await sessions.sign_out(known)
-    response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
+    response.delete_cookie(SESSION_COOKIE, path="/", secure=True, httponly=True, samesite="strict")
 
 
 @router.post("/links", status_code=201, responses=problem_responses(ProblemKind.BUSY))

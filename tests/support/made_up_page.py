@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from server_app.members.sessions import COOKIE, OWN_HEADER
+from fedcore.wire.watch import SESSION_COOKIE
+from server_app.members.sessions import OWN_HEADER
 from server_app.routes import page
 
 from .made_up_world import BEGAN, World
@@ -33,7 +34,7 @@ class _Site:
         self.asked: list[str] = []
 
     def role(self, request: Request) -> str | None:
-        return self.sessions.get(request.cookies.get(COOKIE, ""))
+        return self.sessions.get(request.cookies.get(SESSION_COOKIE, ""))
 
     async def sign_in(self, request: Request) -> Response:
         token = (await request.json())["token"]
@@ -43,7 +44,7 @@ class _Site:
         cookie = secrets.token_hex(16)
         self.sessions[cookie] = role
         answer = Response(status_code=204)
-        answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict")
+        answer.set_cookie(SESSION_COOKIE, cookie, httponly=True, samesite="strict")
         return answer
 
     async def session(self, request: Request) -> Response:

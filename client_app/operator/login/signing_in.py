@@ -17,10 +17,9 @@ from fedcore.errors import ConfigurationError, PeerError, Refused
 from fedcore.federation.kits.kit_values import session_of
 from fedcore.federation.kits.kits import SESSION_FILE, OperatorKit
 from fedcore.system.files import write_file
-from fedcore.wire.watch import OidcOut, SessionOut
+from fedcore.wire.watch import SESSION_COOKIE, OidcOut, SessionOut
 
 _SECONDS = 30.0
-_COOKIE = "fedcore-session"
 
 
 def sign_in(folder: Path, say: Callable[[str], None]) -> SessionOut:
@@ -37,7 +36,7 @@ def _sign_in(kit: OperatorKit, url: str, say: Callable[[str], None]) -> SessionO
         provider = OidcOut.model_validate_json(_ask(server, url, "GET", "/v1/oidc").content)
         with httpx.Client(verify=tls_context(None), timeout=_SECONDS, trust_env=False) as outside:
             token = id_token_of(provider, outside, say)
-        secret = _ask(server, url, "POST", "/v1/session", {"token": token}).cookies.get(_COOKIE)
+        secret = _ask(server, url, "POST", "/v1/session", {"token": token}).cookies.get(SESSION_COOKIE)
     if not secret:
         raise PeerError("the server began no session")
     known_kit = replace(kit, servers=(url,), token="", session=secret)

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fedcore.state.own_model import RECORD_FILE
+from fedcore.state.own_model import MODEL_FILES, RECORD_FILE
 from fedcore.system.files import replacing, write_file
 from fedcore.system.left_files import open_left
 
@@ -21,14 +21,14 @@ def copy_own_model(source: Path, target: Path) -> None:
     if record is None or record == _content(target / RECORD_FILE):
         return
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    names = {path.name for path in source.glob("model-*.safetensors")}
+    names = {path.name for path in source.glob(MODEL_FILES)}
     for name in names:
         file = open_left(source / name)
         if file is not None:
             with file, replacing(target / name, mode=0o600, durable=True) as copy:
                 shutil.copyfileobj(file, copy, 1 << 24)
     write_file(target / RECORD_FILE, record, mode=0o600, durable=True)
-    for path in target.glob("model-*.safetensors"):
+    for path in target.glob(MODEL_FILES):
         if path.name not in names:
             os.unlink(path)
 
