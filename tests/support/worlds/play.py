@@ -218,8 +218,9 @@ def _agree(here: Release, there: Release) -> bool:
     if here.decoded is None or here.decoded.state is None or there.decoded is None or there.decoded.state is None:
         return True
     levels = len(here.survivors) / max(here.decoded.examples, 1) * encoding.settings.w_max
+    step = levels * max(map(encoding.step, range(len(encoding.scales))), default=0.0)
     return all(
-        np.allclose(value, there.decoded.state[name], rtol=1e-6, atol=levels * max(encoding.scales) / encoding.levels)
+        np.allclose(value, there.decoded.state[name], rtol=1e-6, atol=step)
         for name, value in here.decoded.state.items()
     )
 

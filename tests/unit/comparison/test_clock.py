@@ -90,8 +90,8 @@ def test_a_federated_exchange_shares_the_servers_link() -> None:
 def test_keys_are_exchanged_beside_the_training() -> None:
     exchange = [TimedExchange(server_round=1, up={0: 0}, down={0: 0})]
     far = Network(name="", bandwidth=8.0, latency=2.0, server=8.0)
-    assert federated_seconds(SCHEDULE, exchange, COST, far, secure=True) == [7 * 4.0 + 2 * 4.0]  # longer than 6 s
-    assert federated_seconds(SCHEDULE, exchange, COST, SLOW, secure=True) == [7 * 0.5 + 6.0]
+    assert federated_seconds(SCHEDULE, exchange, COST, far, secure=True) == [6 * 4.0 + 2 * 4.0]  # longer than 6 s
+    assert federated_seconds(SCHEDULE, exchange, COST, SLOW, secure=True) == [6 * 0.5 + 6.0]
 
 
 def test_one_worker_needs_no_ring() -> None:

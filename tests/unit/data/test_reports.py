@@ -43,8 +43,9 @@ def table_one() -> TableOne:
         missing=(0.0, 0.0, 0.0), total=(9.0, 5.0, 4.0), p=float("nan"), few=True,
     )  # fmt: skip
     return TableOne(
-        groups=("all", "sex = f", "sex = m"), rows=(9.0, 5.0, 4.0), columns=(number, category), clients=3, cohort=3
-    )
+        groups=("all", "sex = f", "sex = m"), rows=(9.0, 5.0, 4.0), columns=(number, category), clients=3, cohort=3,
+        left_out=0.0,
+    )  # fmt: skip
 
 
 def regression() -> RegressionReport:

@@ -134,15 +134,22 @@ def test_who_joined_by_an_earlier_version_is_admitted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
 def test_what_clients_sent_to_an_open_exchange_is_what_they_signed(archive: Path) -> None:
-    """The keys that each advertised, and what it dealt to each other one: the evidence if one of the two complains."""
+    """The keys that each advertised, and what it dealt to each other one: the evidence if one of the two complains.
+
+    Between the forms before numbers, which records do not hold, and those of today nobody can compute what was signed:
+    an upgraded server begins such an exchange again.
+    """
+    if not is_legacy(archive) and archive not in of_today():
+        pytest.skip("written in forms that only records hold")
     ((roster, _), *_) = records(archive)
     ((content, run, exchange),) = rows(archive, "SELECT task, run, exchange FROM exchanges WHERE result IS NULL")
     task = StoredTask.model_validate_json(content)
     assert task.encoding is not None
     assert task.model is not None
-    legacy = not understands(version_in(archive))
     words, encoding = (
-        signed_parts(json.loads(content)["encoding"]) if legacy else (task.encoding.words, task.encoding.canonical())
+        signed_parts(json.loads(content)["encoding"])
+        if is_legacy(archive)
+        else (task.encoding.words, task.encoding.canonical())
     )
     parameters = parameters_of(
         task,
@@ -172,6 +179,11 @@ def test_what_clients_sent_to_an_open_exchange_is_what_they_signed(archive: Path
 def of_today() -> list[Path]:
     """Stores whose server and clients spoke the forms of today."""
     return [archive for archive in ARCHIVES if understands(version_in(archive))]
+
+
+def is_legacy(archive: Path) -> bool:
+    """Whether its versions say no forms."""
+    return "(" not in version_in(archive)
 
 
 def version_in(archive: Path) -> str:

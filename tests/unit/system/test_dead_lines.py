@@ -18,4 +18,4 @@ def test_the_probes_of_a_connection_take_as_long_as_is_said() -> None:
             notice_dead_line(sock, seconds)
             idle, pause, count = (sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in IDLE)
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert idle + count * pause == seconds
+            assert seconds - pause < idle + count * pause <= seconds
