@@ -59,10 +59,15 @@ class RoomNeeds:
 
     @property
     def server_disk(self) -> int:
-        """Of a round: the strategy's model, the newest as a checkpoint, the updates, the sum and its copy, the mean."""
+        """Of a round, at the worse of two moments.
+
+        The ServerApp's copy of its first model, the model and its checkpoint; and then the updates and their sum, or
+        the mean that is being made, the saved sum and the copy of it without masks.
+        """
         if self.plain:
             return 2 * self.model + self.clients * self.update
-        return 4 * self.model + (2 + min(self.clients, _VECTORS_WAITING)) * self.update
+        summing = (1 + min(self.clients, _VECTORS_WAITING)) * self.update
+        return 3 * self.model + max(summing, self.model + 2 * self.update)
 
     @property
     def server_disk_a_round(self) -> int:

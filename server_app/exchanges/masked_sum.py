@@ -2,6 +2,10 @@
 
 A vector is an object of its own until a saved sum contains it; the saved sum lists the clients whose vectors it has. So
 a restart adds the missing vectors to the last saved sum: none twice, and none is lost.
+
+To save it the growing file itself becomes an object, and nobody writes to it any more. The next vector, and the masks
+at the end, go into a copy, which is made once the vectors in the saved sum are gone: they and the copy never take room
+together.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +27,7 @@ from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.receipts import retry_until_stored
 from server_app.exchanges.sum_file import WORD_BYTES, SumFile, first_words
 from server_app.services import Services
-from server_app.storage.blobs import discard
+from server_app.storage.blobs import discard, link
 
 log = logging.getLogger("fedcore.server")
 
@@ -32,6 +37,15 @@ _SUMS: Final = "sums"
 LEAST_BYTES: Final = 256 << 20
 LEAST_VECTORS: Final = 4
 """Vectors between two kept sums, so that writing those costs no more than a quarter of what the vectors cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedSum:
+    """An object: its key, the clients whose vectors it has, its SHA-256 ("" of a fedcore that wrote none down)."""
+
+    key: str
+    clients: frozenset[int]
+    sha256: str
 
 
 class MaskedSum:
@@ -55,9 +69,12 @@ class MaskedSum:
         self._key = key
         self._length = words
         self._most_waiting = max(LEAST_BYTES, LEAST_VECTORS * words * WORD_BYTES)
-        self._saved_clients: frozenset[int] = frozenset()
-        self._saved_key = ""
-        self._saved_sha256 = ""
+        self._saved: _SavedSum | None = None
+        """The one that the database names."""
+        self._newest: _SavedSum | None = None
+        """The last one that became an object, which the database need not name yet."""
+        self._superseded: set[str] = set()
+        """Keys of objects that the database may name until it names the next one."""
         self._was_unmasked = False
         self.first: tuple[int, NDArray[np.uint64]] | None = None
         """Whose vector was added first by this process, and its beginning, to be looked at."""
@@ -76,7 +93,7 @@ class MaskedSum:
             self._file = None
 
     async def _growing(self) -> SumFile:
-        """What vectors are added to, once the disk has room for it."""
+        """What vectors are added to, once the disk has room for it; begins with what was saved last."""
         if self._file is None:
             file = await retry_until_stored(self._new_file, "the sum")
             if not self._is_open:  # meanwhile
@@ -89,6 +106,10 @@ class MaskedSum:
         file = SumFile(self._services.spool.create())
         try:
             await in_thread(file.allocate, self._length)
+            if self._newest is not None:
+                what, saved = f"the sum of exchange {self._exchange}", self._newest
+                path = await intact(self._services.objects, saved.key, what, saved.sha256, sha256_file)
+                await self._accumulate(file, path)
         except BaseException:  # also if cancelled: no other code knows the file
             file.discard()
             raise
@@ -106,9 +127,9 @@ class MaskedSum:
                 self.first = (client, await in_thread(first_words, path))
             span = self._services.traces.span("fold", self._run, self._exchange)
             with span, self._services.metrics.fold_seconds.time():
-                await self._accumulate(path)
+                await self._accumulate(await self._growing(), path)
             self.clients.add(client)
-            if (len(self.clients) - len(self._saved_clients)) * self._length * WORD_BYTES >= self._most_waiting:
+            if len(self.clients - self._saved_clients) * self._length * WORD_BYTES >= self._most_waiting:
                 await self._try_save()
 
     async def save(self) -> None:
@@ -116,22 +137,39 @@ class MaskedSum:
         async with self._lock:
             await self._save()
 
+    @property
+    def _saved_clients(self) -> frozenset[int]:
+        return self._saved.clients if self._saved is not None else frozenset()
+
     async def _save(self) -> None:
-        if self._saved_clients == self.clients and self._saved_key:
+        if self._saved is not None and self._saved.clients == self.clients:
             return
-        # A name of its own each time: a server that does not know yet that another one leads must not write over it.
-        clients, key = frozenset(self.clients), f"{self._key}/{_SUMS}/{self._services.randomness(8).hex()}"
-        path = self._services.spool.create()
-        try:
-            sha256 = await in_thread((await self._growing()).copy_to, path)
-            await self._services.objects.put(path, key)
-        finally:
-            discard(path)
-        folded = {"key": key, "clients": sorted(clients), "sha256": sha256}
+        if self._newest is None or self._newest.clients != self.clients:
+            self._newest = await self._as_object()
+        newest = self._newest
+        folded = {"key": newest.key, "clients": sorted(newest.clients), "sha256": newest.sha256}
         await self._services.store.save_partial_sum(self._run, self._exchange, folded)
-        self._saved_clients, self._saved_key, self._saved_sha256, before = clients, key, sha256, self._saved_key
-        if before:
-            await self._services.objects.remove(before)
+        self._saved = newest
+        for key in sorted(self._superseded):
+            await self._services.objects.remove(key)
+            self._superseded.discard(key)
+
+    async def _as_object(self) -> _SavedSum:
+        """Make the growing file an object, and no longer write to it."""
+        file, draft = await self._growing(), self._services.spool.unused()
+        # A name of its own each time: a server that does not know yet that another one leads must not write over it.
+        key, clients = f"{self._key}/{_SUMS}/{self._services.randomness(8).hex()}", frozenset(self.clients)
+        try:
+            sha256 = await in_thread(sha256_file, file.path)
+            await in_thread(link, file.path, draft)
+            await self._services.objects.put(draft, key)
+        finally:
+            discard(draft)
+        file.discard()
+        self._file = None
+        if self._newest is not None:
+            self._superseded.add(self._newest.key)
+        return _SavedSum(key=key, clients=clients, sha256=sha256)
 
     async def restore(self, folded: Mapping[str, Any] | None, digests: Mapping[int, str]) -> None:
         """Make the sum of the clients in `digests` again: from the saved one, and the vectors that are not in it.
@@ -146,12 +184,14 @@ class MaskedSum:
         """
         self.open()
         self.clients = set(folded["clients"]) if folded else set()
-        self._saved_clients, self._saved_key = frozenset(self.clients), folded["key"] if folded else ""
-        self._saved_sha256 = folded.get("sha256", "") if folded else ""  # not of a fedcore before this was kept
+        if folded:
+            self._saved = self._newest = _SavedSum(
+                key=folded["key"], clients=frozenset(self.clients), sha256=folded.get("sha256", "")
+            )
         if not self.clients <= digests.keys():
             raise RoundFailed("the sum that was kept holds vectors of clients that have sent none")
         if folded:
-            await self._add_saved()
+            await self._growing()
         for client in sorted(digests.keys() - self.clients):
             what = f"the update of {self._services.names[client]} in exchange {self._exchange}"
             await intact(self._services.objects, self.vector(client), what, digests[client], update_digest_of)
@@ -161,7 +201,6 @@ class MaskedSum:
         """The sum for work in place; from the second time on as it was kept, since the first came to no end."""
         if self._was_unmasked:
             self.open()
-            await self._add_saved()
         self._was_unmasked = True
         return await self._growing()
 
@@ -183,16 +222,8 @@ class MaskedSum:
         except (StorageFull, StorageUnavailable) as error:  # the vectors are there still; the next one tries again
             log.warning("the sum could not be written down: %s", error)
 
-    async def _add_saved(self) -> None:
-        """Add the sum that was kept last; raises DamagedAtRest if it is not the one that was written."""
-        what = f"the sum of exchange {self._exchange}"
-        await self._accumulate(
-            await intact(self._services.objects, self._saved_key, what, self._saved_sha256, sha256_file)
-        )
-
-    async def _accumulate(self, path: Path) -> None:
+    async def _accumulate(self, file: SumFile, path: Path) -> None:
         try:
-            file = await self._growing()
             await in_thread(file.add, path, threads=self._services.threads)
         except (OSError, FedcoreError) as error:
             raise RoundFailed(f"a vector could not be added to the sum: {error}") from error

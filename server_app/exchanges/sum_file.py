@@ -8,7 +8,6 @@ because a full disk then shows as an error and not as a signal that ends the pro
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import mmap
 import os
@@ -84,7 +83,6 @@ def _fold_range(vector: int, sum_file: int, start: int, stop: int) -> None:
 
 RANGE_WORDS: Final = 1 << 19
 """4 MiB: long enough that all threads share the masks of it."""
-_COPY_BYTES: Final = 1 << 20
 _FULL: Final = "the disk is full; there is no room for a sum"
 _CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
@@ -124,21 +122,6 @@ class SumFile:
     def beginning(self) -> NDArray[np.uint64]:
         """The first words, as many as people are shown."""
         return first_words(self.path)
-
-    def copy_to(self, path: Path) -> str:
-        """Write all words to a file that is there; the SHA-256 of what was written. Raises StorageFull."""
-        digest, block = hashlib.sha256(), memoryview(bytearray(_COPY_BYTES))
-        with (
-            full_disk_named("the disk is full; the sum could not be written down"),
-            self.path.open("rb", buffering=0) as source,
-            path.open("r+b", buffering=0) as target,
-        ):
-            offset = 0
-            while count := source.readinto(block):
-                digest.update(block[:count])
-                write_all(target.fileno(), block[:count], offset)
-                offset += count
-        return digest.hexdigest()
 
     def mapped(self) -> MappedWords:
         """All words, to read."""

@@ -87,6 +87,8 @@ class RunOrchestrator:
         self._run = run
         self._journal = journal
         self._stopped = ""
+        self._means: dict[str, str] = {}
+        """SHA-256 of the last mean that the app was given -> its object's key."""
         self._evaluated: tuple[int, Path] | None = None
         self._secure = SecureExchanges(run)
         self._grouped = GroupedExchanges(run, self._secure)
@@ -189,7 +191,9 @@ class RunOrchestrator:
         for name in filter(None, dict.fromkeys(names)):
             path = files.from_app(name)
             files.leave(path)
-            app_files[name] = _AppFile(path, await reference(path))
+            announced = await reference(path)
+            await files.share_mean(path, announced.sha256, self._means)
+            app_files[name] = _AppFile(path, announced)
         return app_files
 
     async def _send_model(self, call: AppCall, files: Mapping[str, _AppFile]) -> SentModel | None:
@@ -269,6 +273,8 @@ class RunOrchestrator:
         if row is None or row.result is None:
             raise RunFailed(f"the journal names exchange {exchange}, of which the database has no result")
         end = ExchangeOutcome.from_json(row.result)
+        if end.total is not None and end.total.mean is not None:
+            self._means = {end.total.mean_sha256: end.total.mean}
         if exchange not in self._run.led:
             try:
                 await check_files(end, services.objects, exchange)

@@ -34,8 +34,8 @@ from server_app.storage.blobs import Spool
 from server_app.storage.tables import ExchangeRow
 
 _NO_ROOM: Final = (
-    "a round of this model takes about {needed} of the server's disk (the model, its checkpoint, the updates, their "
-    "sum and its copy), of which {free} are free, and nothing was sent: free some, or ask fewer clients, or make the "
+    "a round of this model takes about {needed} of the server's disk (the model, its checkpoint, the updates and their "
+    "sum), of which {free} are free, and nothing was sent: free some, or ask fewer clients, or make the "
     "updates smaller (field-bits, upload-fraction)"
 )
 MOST_LOST: Final = 10_000

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -76,6 +77,10 @@ class Spool:
             descriptor, name = tempfile.mkstemp(dir=self.folder)
         os.close(descriptor)
         return Path(name)
+
+    def unused(self) -> Path:
+        """A path below the folder that no file has."""
+        return self.folder / secrets.token_hex(8)
 
     async def write(self, path: Path, offset: int, body: Body, *, progress: Callable[[], None] = lambda: None) -> None:
         """Write a body of exactly its size and SHA-256 into an existing file, from `offset` on.
@@ -166,3 +171,12 @@ def _publish(path: Path, target: Path, size: int) -> None:
 def discard(path: Path) -> None:
     """Remove a file that is no longer needed; quick enough for the event loop."""
     path.unlink(missing_ok=True)
+
+
+def link(path: Path, target: Path) -> None:
+    """Give a file a second name; a copy if its file system has no links. Raises StorageFull and OSError."""
+    try:
+        os.link(path, target)
+    except OSError:
+        with full_disk_named(_FULL_TEXT):
+            shutil.copyfile(path, target)

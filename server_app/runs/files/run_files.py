@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import secrets
-import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from fedcore.system.left_files import remove_left
 from fedcore.wire.tasks import ModelRef
 from server_app.exchanges.at_rest import intact
 from server_app.runs.app.files import save_app_files
+from server_app.storage.blobs import link
 from server_app.storage.objects import Objects
 
 APP_FOLDER: Final = "app"
@@ -98,10 +99,26 @@ class RunFiles:
             )
         return target
 
+    async def share_mean(self, model: Path, sha256: str, means: Mapping[str, str]) -> None:
+        """Let a model that the app made take no room of its own if it is a mean that it was given, to the bit.
+
+        With one reply an exchange that is what Flower's averages make of it.
+
+        Args:
+            sha256: of the model.
+            means: SHA-256 of means -> the key of the object.
+        """
+        if sha256 not in means:
+            return
+        second = model.with_name(secrets.token_hex(8))
+        with contextlib.suppress(OSError, KeyError):  # another disk, or a file system without links
+            os.link(await self._objects.fetch(means[sha256]), second)
+            os.replace(second, model)
+
     async def hand_over(self, path: Path, *, stays: bool = False) -> Path:
         """A file with the same content where the app may read it, until the next exchange unless it `stays`."""
         target = self._folder / ANSWERS / f"{secrets.token_hex(8)}.safetensors"
-        await asyncio.to_thread(_link, path, target)
+        await asyncio.to_thread(link, path, target)
         if not stays:
             self.leave(target)
         return target
@@ -109,7 +126,7 @@ class RunFiles:
     async def keep_version(self, number: int, model: Path) -> Path:
         """The same file where it stays for as long as clients of a buffered run train from it."""
         target = self._folder / _VERSIONS / f"{number}.safetensors"
-        await asyncio.to_thread(_link, model, target)
+        await asyncio.to_thread(link, model, target)
         return target
 
     async def remove(self, paths: Sequence[Path]) -> None:
@@ -123,7 +140,7 @@ class RunFiles:
         """
         name, folder = secrets.token_hex(8), self._folder / _SENT
         _remove([path for path in folder.iterdir() if path != last])
-        await asyncio.to_thread(_link, model, folder / name)
+        await asyncio.to_thread(link, model, folder / name)
         return folder / f"{name}.difference", folder / name
 
     def leave(self, path: Path) -> None:
@@ -199,14 +216,6 @@ async def load_bundle(objects: Objects, key: str) -> AppBundle | None:
 async def reference(path: Path) -> ModelRef:
     """The reference by which clients fetch a model."""
     return await asyncio.to_thread(lambda: ModelRef(sha256=sha256_file(path), size=path.stat().st_size))
-
-
-def _link(path: Path, target: Path) -> None:
-    """The same file under another name; a copy where that cannot be."""
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)
 
 
 def _remove(paths: list[Path]) -> None:

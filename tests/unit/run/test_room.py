@@ -17,7 +17,7 @@ def test_what_a_model_of_five_gigabytes_takes() -> None:
     assert needs.is_large
     assert needs.client_disk == 13 * GIGABYTE
     assert needs.client_memory == 15 * GIGABYTE
-    assert needs.server_disk == 32 * GIGABYTE
+    assert needs.server_disk == 26 * GIGABYTE
     assert needs.server_disk_a_round == 5 * GIGABYTE
 
 
@@ -45,5 +45,5 @@ def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
 
 def test_people_read_the_needs_of_a_large_model_only() -> None:
     needs = RoomNeeds(model=5 * GIGABYTE, update=3 * GIGABYTE, clients=2)
-    assert "32.0 GB" in room_line({name: getattr(needs, name) for name in ROOM_FACTS})
+    assert "26.0 GB" in room_line({name: getattr(needs, name) for name in ROOM_FACTS})
     assert not room_line({"parameters": 10})

@@ -48,6 +48,19 @@ def same(one: ModelState, other: ModelState) -> None:
         np.testing.assert_array_equal(value, other[name])
 
 
+async def test_a_model_that_is_the_mean_takes_no_room_of_its_own(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    mean = await round_of(here, app, model)
+    copy = ModelState.from_arrays({name: value.copy() for name, value in mean.items()})
+    asked = asyncio.create_task(app.exchange(copy, ALL))
+    members = await here.enter_all()
+    data = here.services.settings.data_dir
+    (handed,) = (here.services.settings.work_dir / run / "handed").iterdir()
+    assert handed.samefile(data / f"runs/{run}/exchanges/1/mean")
+    await asyncio.gather(*(member.secure() for member in members))
+    await asked
+
+
 async def test_a_stopped_run_goes_on_and_its_app_hears_the_same(
     federation: FederationFolder, tmp_path: Path, model: ModelState
 ) -> None:
