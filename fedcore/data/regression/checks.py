@@ -6,27 +6,33 @@ on categories give the numbers of its cells away.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.data.regression.question import Array, RegressionQuery
-from fedcore.data.regression.step import RegressionStep, Sums
+from fedcore.data.regression.step import LARGEST, RegressionStep, Sums
 from fedcore.data.statistics import LEAST_IN_CELL
 from fedcore.errors import ConfigurationError
+
+_LEAST_SQUARES: Final = 2.0**-38 * 1e4
+"""The least sum of squared residuals for each client: sums have 38 bits after the point, and errors five digits."""
 
 
 def check_rows(query: RegressionQuery, sums: Sums) -> None:
     """Refuse rows that are too few, and targets that the family does not have; raises ConfigurationError."""
     if sums.wrong:
-        of_family = "0 and 1" if query.family in ("logistic", "cox") else "0 and above"
+        wrong = "other values than 0 and 1" if query.family in ("logistic", "cox") else "values below 0"
         raise ConfigurationError(
-            f"{query.target_name} has other values than {of_family}, which a {query.family} regression needs",
+            f"{query.target_name} has {wrong}, and a {query.family} regression cannot use such rows; correct the "
+            "column, or choose another --family",
             check="wrong-target",
         )
     if sums.rows < max(LEAST_IN_CELL, query.size + 1):
         number = str(sums.rows) if sums.rows >= LEAST_IN_CELL else f"fewer than {LEAST_IN_CELL}"
         raise ConfigurationError(
-            f"there are {number} complete rows for {query.size} coefficients; leave out terms, or columns that are "
+            f"there are {number} complete rows for {query.size - query.hides_intercept} coefficients; leave out terms, or columns that are "
             "often missing",
             check="too-few-rows",
         )
@@ -35,7 +41,7 @@ def check_rows(query: RegressionQuery, sums: Sums) -> None:
     if query.family == "logistic":
         _check_cell(f"{query.target_name} = 0", sums.rows - sums.target, query, outcome=True)
     if query.family == "poisson" and sums.target <= 0:
-        raise separation([query.target_name])
+        raise _one_outcome(f"another {query.target_name} than 0", query)
 
 
 def check_categories(query: RegressionQuery, first: Sums, step: RegressionStep) -> None:
@@ -103,7 +109,7 @@ def _check_cell(name: str, count: float, query: RegressionQuery, *, outcome: boo
     number = round(count)
     if number == 0:
         if outcome:
-            raise separation([name])
+            raise _one_outcome(name, query)
         raise ConfigurationError(
             f"no row has {name}; leave the term or the level out of the regression of {query.target_name}",
             check="empty-level",
@@ -114,6 +120,56 @@ def _check_cell(name: str, count: float, query: RegressionQuery, *, outcome: boo
             f"term out of the regression of {query.target_name}, or join its level with another",
             check="small-cell",
         )
+
+
+def _one_outcome(name: str, query: RegressionQuery) -> ConfigurationError:
+    return ConfigurationError(
+        f"no row has {name}, so that there is nothing for terms to explain; choose another target",
+        check="one-outcome",
+    )
+
+
+def check_range(query: RegressionQuery, sums: Sums) -> None:
+    """Refuse moments that some values are too large for; raises ConfigurationError."""
+    if not sums.cut_off:
+        return
+    large = np.diag(sums.information) >= LARGEST
+    names = [name for name, one in zip(query.names, large, strict=True) if one]
+    if not names and query.family != "linear":
+        raise ConfigurationError(
+            f"the values of {query.target_name} are so large that their sums do not fit into a query; there is no "
+            "regression of such numbers here",
+            check="target-too-large",
+        )
+    raise narrow_bounds(names or [query.target_name])
+
+
+def check_residuals(query: RegressionQuery, sums: Sums) -> None:
+    """Refuse a linear regression whose sum of squares does not fit into a query, or is lost in its last digits."""
+    if sums.deviance >= LARGEST:
+        raise narrow_bounds([query.target_name])
+    if sums.deviance < sums.clients * _LEAST_SQUARES:
+        raise no_residuals(query)
+
+
+def no_residuals(query: RegressionQuery) -> ConfigurationError:
+    """The error for a linear regression without residuals."""
+    within = f"within bounds of {query.target_low:g} to {query.target_high:g}"
+    site = " and the sites" if query.sites else ""
+    return ConfigurationError(
+        f"the terms{site} determine {query.target_name}, or what they leave of it is too little to compute errors from "
+        f"{within}; leave terms out, or give narrower bounds",
+        check="no-residuals",
+    )
+
+
+def narrow_bounds(names: list[str]) -> ConfigurationError:
+    """The error for values far outside their bounds."""
+    return ConfigurationError(
+        f"the values of {', '.join(names)} lie so far outside the bounds that their sums do not fit into a query; give "
+        f"bounds as they are (--bounds '{names[0]}=LOW:HIGH')",
+        check="bounds-too-narrow",
+    )
 
 
 def constant_column(names: list[str]) -> ConfigurationError:

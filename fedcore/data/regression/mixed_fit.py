@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from fedcore.data.regression.checks import narrow_bounds, no_residuals
 from fedcore.data.regression.mixed import MixedStep, MixedSums
 from fedcore.data.regression.newton import NewtonSteps, Regression, unscaled
 from fedcore.data.regression.question import Array, RegressionQuery
@@ -68,8 +69,10 @@ class _Restricted:
     bend: float
 
     @classmethod
-    def of(cls, sums: MixedSums, *, none: bool) -> _Restricted:
+    def of(cls, query: RegressionQuery, sums: MixedSums, *, none: bool) -> _Restricted:
         """none: whether the ratio is 0, and no parameter."""
+        if sums.cut_off:
+            raise narrow_bounds([query.target_name])
         logarithm, (matrix, first, second) = sums.linear()
         size = len(matrix) - 1
         xx, xy = matrix[:size, :size], matrix[:size, size]
@@ -79,11 +82,7 @@ class _Restricted:
         squares = float(residual @ matrix @ residual)
         degrees = sums.rows - size
         if squares <= 1e-14 * matrix[size, size]:
-            raise ConfigurationError(
-                "the terms determine the target within each site, so that there is no variance to compare that between "
-                "sites with; leave terms out, or the effects of sites",
-                check="no-residuals",
-            )
+            raise no_residuals(query)
         within = squares / degrees
         turn = (first @ residual)[:size]
         slope_of_squares = float(residual @ first @ residual)
@@ -129,9 +128,9 @@ class _MixedFit:
         point = math.log(self._steps.rows.clients / self._steps.rows.rows)
         least = point + math.log(_LEAST)
         while True:
-            state = _Restricted.of(self._sums(step, math.exp(point)), none=False)
+            state = _Restricted.of(self._query, self._sums(step, math.exp(point)), none=False)
             if point == least and state.slope >= 0:
-                return self._maximum(step, _Restricted.of(self._sums(step, 0.0), none=True), 0.0)
+                return self._maximum(step, _Restricted.of(self._query, self._sums(step, 0.0), none=True), 0.0)
             low, high = (point, high) if state.slope < 0 else (low, point)
             move = -state.slope / state.bend if state.bend > 0 else -math.copysign(_LONGEST, state.slope)
             move = min(max(move, -_LONGEST), _LONGEST)

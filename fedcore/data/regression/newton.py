@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedcore.data.regression.checks import check_categories, check_rows, constant_column, separation
+from fedcore.data.regression.checks import (
+    check_categories,
+    check_range,
+    check_residuals,
+    check_rows,
+    constant_column,
+    separation,
+)
 from fedcore.data.regression.question import Array, Family, RegressionQuery
 from fedcore.data.regression.step import RegressionStep, RowSums, Sums
 from fedcore.data.statistics import LEAST_IN_CELL
@@ -161,12 +168,7 @@ class NewtonSteps:
         step = RegressionStep(query=query, center=center, scale=scale, coefficients=(0.0,) * query.size)
         first = self._sums(step)
         check_rows(query, first)
-        if first.cut_off:
-            raise ConfigurationError(
-                "the values of a column lie so far outside its bounds that their sums do not fit into a query; give "
-                "its bounds as they are (--bounds 'age=0:120')",
-                check="bounds-too-narrow",
-            )
+        check_range(query, first)
         check_categories(query, first, step)
         moments = first.information * (4.0 if query.family == "logistic" else 1.0) / first.rows
         means = moments[0] * query.intercept if query.intercept else np.zeros(query.size)
@@ -282,12 +284,13 @@ class NewtonSteps:
         back = unscaled(query, step)
         unit, dispersion, likelihood, deviance = 1.0, 1.0, sums.log_likelihood, sums.deviance
         if query.family == "linear":
+            check_residuals(query, sums)
             unit = query.target_scale
-            deviance = max(sums.deviance, 0.0) * unit**2
+            deviance = sums.deviance * unit**2
             constants = round(sums.information[0, 0]) if query.sites else int(query.intercept)
             degrees = sums.rows - len(query.columns) - constants
             dispersion, variance = deviance / max(degrees, 1), deviance / sums.rows
-            likelihood = -sums.rows / 2 * (math.log(2 * math.pi * variance) + 1) if variance > 0 else math.inf
+            likelihood = -sums.rows / 2 * (math.log(2 * math.pi * variance) + 1)
         return self.regression(
             sums,
             back @ np.asarray(step.coefficients) * unit,

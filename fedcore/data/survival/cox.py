@@ -155,6 +155,13 @@ class _CoxSums:
             self._died.append(group.counts(events, censored)[1])
         if not self.size:
             raise small_stratum("", self._query.target_name)
+        if np.count_nonzero(np.sum(counts.events, axis=0)) == 1:
+            raise ConfigurationError(
+                f"all rows with {self._query.target_name} = 1 are at one point of the grid of times, which has "
+                f"{times.cells} cells up to {times.high:g}; give bounds of {times.time_name} that suit its values, or ask for "
+                "a logistic regression if the times are the same",
+                check="one-time",
+            )
         if len(self._pieces()) > MOST_PIECES:
             raise ConfigurationError(
                 f"the risk sets of {self.size} times and {self._query.size - 1} coefficients are {self._length} "

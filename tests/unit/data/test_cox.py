@@ -227,6 +227,23 @@ def test_an_event_that_is_neither_0_nor_1() -> None:
         regress(parts)
 
 
+def test_no_event() -> None:
+    parts = sites()
+    for part in parts:
+        part["died"][:] = 0.0
+    with raises(ConfigurationError, check="one-outcome"):
+        regress(parts)
+
+
+def test_times_that_are_all_below_the_first_point_of_the_grid() -> None:
+    """All would tie, and the coefficients be those of no order of times."""
+    parts = sites()
+    for part in parts:
+        part["days"] *= 1e-9
+    with raises(ConfigurationError, check="one-time"):
+        regress(parts)
+
+
 def test_too_few_events() -> None:
     parts = sites()
     for part in parts:

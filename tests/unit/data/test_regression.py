@@ -194,6 +194,59 @@ def test_terms_that_determine_each_other_are_named(family: str) -> None:
         regress(rows, f"{TARGETS[family]} ~ age + bmi + C(sex, [0, 1]) + dose", family)
 
 
+@pytest.mark.parametrize(("family", "value"), [("logistic", 1.0), ("logistic", 0.0), ("poisson", 0.0)])
+def test_a_target_that_is_the_same_everywhere(family: str, value: float) -> None:
+    rows = table()
+    rows[TARGETS[family]][:] = value
+    with raises(ConfigurationError, check="one-outcome", match=TARGETS[family]):
+        regress(rows, f"{TARGETS[family]} ~ age", family)
+
+
+@pytest.mark.parametrize("sites", ["", "fixed"])
+@pytest.mark.parametrize(("unit", "check"), [(1e9, "bounds-too-narrow"), (1e-9, "no-residuals"), (0.0, "no-residuals")])
+def test_a_target_whose_bounds_are_those_of_another(unit: float, check: str, sites: str) -> None:
+    """Its residuals do not fit into a query, or are lost in the last digits of a sum; errors would be of neither."""
+    rows = table()
+    rows["cost"] *= unit
+    with raises(ConfigurationError, check=check, match="cost"):
+        regress(rows, "cost ~ age + bmi", "linear", sites=sites)
+
+
+def test_a_target_that_the_terms_determine() -> None:
+    rows = table()
+    rows["cost"] = 3 * rows["age"] + 2
+    with raises(ConfigurationError, check="no-residuals", match="cost"):
+        regress(rows, "cost ~ age + bmi", "linear")
+
+
+def test_counts_whose_sums_have_no_room() -> None:
+    rows = table()
+    rows["stays"] *= 1e9
+    with raises(ConfigurationError, check="target-too-large", match="stays"):
+        regress(rows, "stays ~ age", "poisson")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_column_far_outside_its_bounds_is_named(family: str) -> None:
+    rows = table()
+    rows["age"] *= 1e9
+    with raises(ConfigurationError, check="bounds-too-narrow", match="age"):
+        regress(rows, f"{TARGETS[family]} ~ age + bmi", family)
+
+
+@pytest.mark.parametrize("unit", [1e9, 1e-9])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_unit_of_a_column_is_that_of_its_coefficient_alone(family: str, unit: float) -> None:
+    """statsmodels takes the columns as they are: of such units it loses digits, and terms in products."""
+    rows, formula = table(), f"{TARGETS[family]} ~ age * bmi"
+    usual = regress(rows, formula, family)
+    rows["age"] *= unit
+    found = regress(rows, formula, family, bounds={**BOUNDS, "age": (0.0, 120 * unit)})
+    units = np.array([1.0, unit, 1.0, unit])
+    assert np.array(found.coefficients) * units == pytest.approx(usual.coefficients, rel=1e-6)
+    assert np.array(found.errors) * units == pytest.approx(usual.errors, rel=1e-6)
+
+
 @pytest.mark.parametrize("value", [50.0, 1.0, 0.0])
 def test_a_column_that_is_the_same_everywhere(value: float) -> None:
     rows = table()

@@ -126,6 +126,15 @@ def test_terms_that_determine_the_target_within_sites() -> None:
         regress(parts, "cost ~ age", "linear")
 
 
+@pytest.mark.parametrize(("unit", "check"), [(1e9, "bounds-too-narrow"), (1e-9, "no-residuals")])
+def test_a_target_whose_bounds_are_those_of_another(unit: float, check: str) -> None:
+    parts = sites(4)
+    for part in parts:
+        part["cost"] *= unit
+    with raises(ConfigurationError, check=check, match="cost"):
+        regress(parts, "cost ~ age", "linear")
+
+
 def test_a_cox_regression_has_none() -> None:
     with raises(ConfigurationError, check="frailty"):
         regression_query("Surv(age, sick) ~ sex", bounds=(0.0, 100.0), sites="random")
