@@ -1,4 +1,4 @@
-"""Boosted trees of three classes as a person types them: sites leave and come back, and the trees stay the pooled ones."""
+"""Boosted trees of three classes, as typed: sites leave and come back, and the trees stay those of the pooled rows."""
 
 from __future__ import annotations
 
