@@ -158,8 +158,8 @@ class _CoxSums:
         if np.count_nonzero(np.sum(counts.events, axis=0)) == 1:
             raise ConfigurationError(
                 f"all rows with {self._query.target_name} = 1 are at one point of the grid of times, which has "
-                f"{times.cells} cells up to {times.high:g}; give bounds of {times.time_name} that suit its values, or ask for "
-                "a logistic regression if the times are the same",
+                f"{times.cells} cells up to {times.high:g}; give bounds of {times.time_name} that suit its values, or "
+                "ask for a logistic regression if the times are the same",
                 check="one-time",
             )
         if len(self._pieces()) > MOST_PIECES:
