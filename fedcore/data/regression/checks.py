@@ -32,8 +32,8 @@ def check_rows(query: RegressionQuery, sums: Sums) -> None:
     if sums.rows < max(LEAST_IN_CELL, query.size + 1):
         number = str(sums.rows) if sums.rows >= LEAST_IN_CELL else f"fewer than {LEAST_IN_CELL}"
         raise ConfigurationError(
-            f"there are {number} complete rows for {query.size - query.hides_intercept} coefficients; leave out terms, or columns that are "
-            "often missing",
+            f"there are {number} complete rows for {query.size - query.hides_intercept} coefficients; leave out terms, "
+            "or columns that are often missing",
             check="too-few-rows",
         )
     if query.family in ("logistic", "cox"):
