@@ -271,9 +271,17 @@ def _defences(grouped: Mapping[str, int], plain: Mapping[str, int]) -> tuple[_De
     )
 
 
+_BOUNDS: Final[Mapping[str, Mapping[str, Scalar]]] = {
+    "norm-bounded fedavg": {"norm-bound": 0.5, "norm-slack": 1.0},
+    "norm-bounded fedavg, slack 1.5": {"norm-bound": 0.5, "norm-slack": 1.5},
+}
+"""On one secure sum: poisoners at the bound of the honest, or at what a proof by 1,024 projections lets pass."""
 _DEFENCES: Final[Mapping[float, tuple[_Defence, ...]]] = {
     0.07: _defences({"krum": 2, "bulyan": 1}, {"krum": 2, "bulyan": 2}),
-    0.33: _defences({"krum": 2, "bulyan": 1}, {"krum": 9, "bulyan": 6}),
+    0.33: (
+        *((name, SECURE, 0) for name in _BOUNDS),
+        *_defences({"krum": 2, "bulyan": 1}, {"krum": 9, "bulyan": 6}),
+    ),
 }
 _SHARES = {0.07: "two", 0.33: "nine"}
 _OVER = {("secure", None): "", ("secure", _GROUPS): " over groups", ("plain", None): " over updates"}
@@ -289,7 +297,8 @@ def _poisoned(share: float, poison: str, defence: _Defence) -> Cell:
         rounds=20,
         minutes=2,
         config={
-            "poison": poison, "poisoned": share, "strength": _POISONS[poison], "strategy": strategy, "bad": bad,
+            "poison": poison, "poisoned": share, "strength": _POISONS[poison],
+            "strategy": "fedavg" if strategy in _BOUNDS else strategy, "bad": bad, **_BOUNDS.get(strategy, {}),
         },
         variants=(variant,),
     )  # fmt: skip

@@ -115,6 +115,7 @@ CASES = {
     "memory": Case("peak_over_model_single"),
     "mutation": Case("killed_over_total"),
     "network": Case("allreduce_over_clock", lacks=network),
+    "norm_proof": Case("client_seconds", holds=("forged_accepted",)),
     "page": Case("p95_update_ms", lacks=browser),
     "partition": Case("lost", lacks=lacks_of_partition, holds=("lost", "doubled", "other_bits", "unfinished")),
     "peers": Case(""),

@@ -4,9 +4,13 @@
 - *signs*: it sends its honest update times -strength (a scaled sign flip; Li et al. 2019, arXiv 1811.03761, RSA);
 - *replace*: it trains on labels turned round, and scales that update so that the mean becomes its own model (model
   replacement; Bagdasaryan et al. 2020, arXiv 1807.00459): by n clients over the number of poisoners.
+
+With `norm-bound` every client shrinks its update to that L2 norm (Sun et al. 2019, arXiv 1911.07963), and a poisoner to
+`norm-slack` times that: the largest that a proof of the norm would let pass.
 """
 
 import dataclasses
+import math
 
 import torch
 
@@ -54,7 +58,16 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
     if kind in ("signs", "replace"):
         factor = float(config["strength"]) * (-1 if kind == "signs" else 1)
         _multiply_update(engine, before, factor)
+    if bound := float(config["norm-bound"]):
+        _shrink_update(engine, before, bound * (float(config["norm-slack"]) if poisoned else 1.0))
     return {"num-examples": summary.examples, "train_loss": _bounded(summary.loss)}
+
+
+@torch.no_grad()
+def _shrink_update(engine: Engine, before: list[torch.Tensor], bound: float) -> None:
+    changes = zip(engine.parameters(), before, strict=True)
+    norm = math.sqrt(sum(float((now - start).double().square().sum()) for now, start in changes))
+    _multiply_update(engine, before, min(1.0, bound / norm) if norm else 1.0)
 
 
 @torch.no_grad()
