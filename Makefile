@@ -94,9 +94,10 @@ check: $(STAMP)  ## formatting, lint, types, import rules and words
 	$(VENV)/bin/lint-imports --no-cache
 	$(PYTHON) docs/check_words.py
 
-proof: $(STAMP)  ## check what is proved about the protocol, where Coq and Maude are installed
+proof: $(STAMP)  ## check what is proved about the protocol, where Coq, Maude and Spin are installed
 	$(PYTHON) proofs/check.py
 	$(PYTHON) proofs/ablation.py
+	$(PYTHON) proofs/recovery.py
 
 format: $(STAMP)  ## put the sources into shape
 	$(VENV)/bin/ruff format $(SOURCES)
