@@ -64,6 +64,25 @@ class Statement:
         return math.sqrt(upper(self.projections) / lower(self.projections))
 
     @property
+    def proven_slack(self) -> float:
+        """The same for one lane, whatever the vector is and however its pads are off.
+
+        With a modulus m that divides a lane's, w^2 >= V = m^2 (1 - cos(2 pi w / m)) / (2 pi^2). Entries of A being 0, 1
+        and -1, E cos(2 pi (<a, e> + c) / m) <= prod cos^2(pi e_i / m) <= exp(-pi^2 |e|^2 / m^2) for every c. V is at
+        most m^2 / pi^2, so by convexity E exp(-u V pi^2 / m^2) <= 1 - (1 - exp(..)) (1 - exp(-u)) / 2, and Chernoff's
+        bound follows. An element of m / 2 and more is as clear under a larger m, where its cos^2 is at most 1/2. Lanes
+        above the lowest have carries in c that depend on A; they move a projection by a step or two.
+        """
+        ratio = (1 << (6 * self.bound).bit_length()) / self.bound
+        need, expected = math.log(2) * SOUNDNESS_BITS / self.projections, upper(self.projections) / 2
+        smallest = math.inf
+        for u in np.arange(0.05, 12, 0.05).tolist():
+            missing = 2 * (1 - math.exp(-need - u * expected * (math.pi / ratio) ** 2)) / (1 - math.exp(-u))
+            if missing < 1:
+                smallest = min(smallest, ratio / math.pi * math.sqrt(-math.log(1 - missing)))
+        return smallest
+
+    @property
     def squares(self) -> int:
         """Committed numbers of a segment whose squares count: lanes of all projections, and four more."""
         return -(-(self.projections * self.lanes + 4) // self.segments)

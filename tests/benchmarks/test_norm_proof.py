@@ -91,6 +91,17 @@ def test_the_limits_are_those_of_chernoff(projections):
         assert exponent == pytest.approx(64, abs=1e-6)
 
 
+def test_what_is_proven_of_every_vector_comes_near_what_holds_of_a_normal_one():
+    slacks = []
+    for projections in (512, 1024, 2048):
+        statement = Statement(projections=projections, field_bits=16, elements=100, bound=4095)
+        assert statement.slack < statement.proven_slack
+        slacks.append(statement.proven_slack)
+    assert slacks == sorted(slacks, reverse=True)
+    assert slacks[1] == pytest.approx(1.988, abs=1e-3)
+    assert Statement(projections=128, field_bits=16, elements=100, bound=4095).proven_slack == np.inf
+
+
 def test_projections_are_exact_and_their_matrix_has_as_many_zeros_as_signs():
     identity = np.eye(2000, dtype=np.int64)
     matrix = project(SEED, 16, identity)
