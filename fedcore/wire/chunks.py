@@ -12,12 +12,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-PART_BYTES: Final = 8 << 20
-"""Divides the 64 MiB chunks of the mask stream, and holds whole 64-bit words."""
+PART_BYTES: Final = 4 << 20
+"""Divides the 64 MiB chunks of the mask stream, and holds whole 64-bit words. A broken connection costs one at most."""
 PARTS_IN_FLIGHT: Final = 2
 """Parts of one client that are under way at the same time: while one waits for its answer, the other has the line."""
 _BLOCK_BYTES: Final = 1 << 20
-_DOMAIN: Final = b"fedcore/update/v1\x00"
+_DOMAIN: Final = b"fedcore/update/v2\x00"
+_FIRST_PART_BYTES: Final = 8 << 20
+_FIRST_DOMAIN: Final = b"fedcore/update/v1\x00"
+"""Those of fedcore 0.2.0, whose replies may lie at a server."""
 
 
 def part_count(size: int) -> int:
@@ -35,7 +38,7 @@ def update_digest(size: int, parts: Iterable[bytes]) -> bytes:
 
     The size fixes where each part begins, and each digest has 32 bytes, so no two updates are hashed as the same text.
     """
-    return hashlib.sha256(_DOMAIN + size.to_bytes(8, "little") + b"".join(parts)).digest()
+    return _digest(_DOMAIN, size, parts)
 
 
 def file_digest(path: Path) -> bytes:
@@ -43,15 +46,28 @@ def file_digest(path: Path) -> bytes:
 
     Raises OSError.
     """
+    return _file_digest(path, _DOMAIN, PART_BYTES)
+
+
+def first_file_digest(path: Path) -> bytes:
+    """As `file_digest`, as fedcore 0.2.0 computed it; raises OSError."""
+    return _file_digest(path, _FIRST_DOMAIN, _FIRST_PART_BYTES)
+
+
+def _file_digest(path: Path, domain: bytes, part: int) -> bytes:
     with path.open("rb") as file:
-        parts = list(_part_digests(file))
-        return update_digest(file.tell(), parts)
+        parts = list(_part_digests(file, part))
+        return _digest(domain, file.tell(), parts)
 
 
-def _part_digests(file: BinaryIO) -> Iterator[bytes]:
+def _digest(domain: bytes, size: int, parts: Iterable[bytes]) -> bytes:
+    return hashlib.sha256(domain + size.to_bytes(8, "little") + b"".join(parts)).digest()
+
+
+def _part_digests(file: BinaryIO, part: int) -> Iterator[bytes]:
     """The SHA-256 of each part of a file, up to its end."""
     while block := file.read(_BLOCK_BYTES):
-        digest, left = hashlib.sha256(block), PART_BYTES - len(block)
+        digest, left = hashlib.sha256(block), part - len(block)
         while left and (block := file.read(min(_BLOCK_BYTES, left))):
             digest.update(block)
             left -= len(block)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedcore.errors import DamagedAtRest
 from fedcore.system.concurrency import in_thread
-from fedcore.wire.chunks import file_digest
+from fedcore.wire.chunks import file_digest, first_file_digest
 from server_app.storage.objects import Objects
 from server_app.storage.tables import ReceiptRow
 
@@ -42,6 +42,12 @@ async def intact(objects: Objects, key: str, what: str, digest: str, digest_of: 
 def update_digest_of(path: Path) -> str:
     """The digest that a client signs of its update, in hexadecimal; raises OSError."""
     return file_digest(path).hex()
+
+
+def reply_digest_of(path: Path, digest: str) -> str:
+    """The same of a plain reply; in the form of fedcore 0.2.0 if that is the one of `digest`. Raises OSError."""
+    first = first_file_digest(path).hex()
+    return first if first == digest else update_digest_of(path)
 
 
 def damaged_message(receipts: Iterable[ReceiptRow], names: Mapping[int, str]) -> DamagedAtRest | None:

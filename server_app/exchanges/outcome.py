@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from fedcore.secagg import Fault
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.wire.uploads import WithdrawIn
-from server_app.exchanges.at_rest import intact, update_digest_of
+from server_app.exchanges.at_rest import intact, reply_digest_of
 from server_app.exchanges.context import ExchangeResult
 from server_app.storage.objects import Objects
 
@@ -40,7 +41,8 @@ async def check_files(end: ExchangeOutcome, objects: Objects, exchange: int) -> 
     for reply in end.replies:
         if reply.content is not None:
             what = f"a client's reply in exchange {exchange}"
-            await intact(objects, reply.content, what, reply.digest, update_digest_of)
+            digest_of = partial(reply_digest_of, digest=reply.digest)
+            await intact(objects, reply.content, what, reply.digest, digest_of)
 
 
 async def result_of(end: ExchangeOutcome, fetch: Fetch) -> ExchangeResult:

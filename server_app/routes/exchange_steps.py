@@ -139,7 +139,7 @@ async def dealing(exchange: Secure, client: Client, dealer: ClientId) -> Dealing
     openapi_extra={
         "requestBody": {
             "required": True,
-            "description": "8 MiB, the last part what is left; secure: of the masked vector, little-endian 64-bit "
+            "description": "4 MiB, the last part what is left; secure: of the masked vector, little-endian 64-bit "
             "words; plain: of the record file",
             "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
         }

@@ -233,7 +233,7 @@ class TestTrouble:
 @pytest.fixture
 def large(script: Script, make_task: Callable[..., Any], tmp_path: Path) -> Script:
     """A model whose update, 4 bytes a parameter in a first exchange, has three parts."""
-    model = ModelState.from_arrays({"weight": np.zeros(4_300_000, np.float32)})
+    model = ModelState.from_arrays({"weight": np.zeros(2_150_000, np.float32)})
     model.save(script.model)
     script.task = make_task(
         model=ModelRef(sha256=sha256_file(script.model), size=script.model.stat().st_size),
@@ -268,7 +268,7 @@ async def test_the_server_has_a_part_before_the_last_is_masked(
         await take_part(large.task, replace(client, threads=2))
     assert masked == [0, PART_BYTES // 8, 2 * PART_BYTES // 8]
     assert large.decoded.examples == 40
-    np.testing.assert_allclose(large.decoded.state["weight"], np.full(4_300_000, 1.75), atol=1e-5)
+    np.testing.assert_allclose(large.decoded.state["weight"], np.full(2_150_000, 1.75), atol=1e-5)
     expected = ["PUT advertisement", "PUT key-shares", "PUT manifest", "PUT consistency", "PUT unmask"]
     expected[2:2] = [f"PUT part {index}" for index in range(3)]
     assert sorted(request for request in large.requests if request.startswith("PUT")) == sorted(expected)

@@ -348,7 +348,7 @@ async def test_making_it_durable_can_be_tried_again(desk: Desk, monkeypatch: pyt
 @pytest.fixture
 def large() -> ModelState:
     """A model whose first update, 4 bytes a parameter, has two parts."""
-    return ModelState.from_arrays({"weight": np.zeros(2_200_000, np.float32)})
+    return ModelState.from_arrays({"weight": np.zeros(1_100_000, np.float32)})
 
 
 async def opened(site: Site, model: ModelState, settings: dict[str, Any] | None = None) -> tuple[Any, list[Member]]:
