@@ -112,7 +112,8 @@ class RunOrchestrator:
                     run.warn_unjudged()
                     if statistics is not None and run.plan.question is not None:
                         run.event_log.add(StatisticsFound(statistics=statistics))
-                    return RunEnd(model=await run.files.keep_model(model, run.facts("final")), stopped=self._stopped)
+                    final = await run.files.keep_model(model, run.facts("final"), self._means)
+                    return RunEnd(model=final, stopped=self._stopped)
                 case AppFailure(reason=reason):
                     raise RunFailed(reason)
                 case NodesCall() | ExchangeCall() | PlainExchangeCall():

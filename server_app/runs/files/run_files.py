@@ -27,6 +27,7 @@ from server_app.storage.objects import Objects
 
 APP_FOLDER: Final = "app"
 ANSWERS: Final = "answers"
+NO_MEANS: Final[Mapping[str, str]] = {}
 _VERSIONS: Final = "versions"
 _WORK: Final = "work"
 _HANDED: Final = "handed"
@@ -152,13 +153,21 @@ class RunFiles:
         paths, self._leftovers = self._leftovers, []
         await asyncio.to_thread(_remove, paths)
 
-    async def keep_model(self, path: str | None, facts: ModelFacts) -> ModelRef | None:
-        """Make the app's last model that of the run, if there is one, in a file that says what `facts` say."""
+    async def keep_model(
+        self, path: str | None, facts: ModelFacts, means: Mapping[str, str] = NO_MEANS
+    ) -> ModelRef | None:
+        """Make the app's last model that of the run, if there is one, in a file that says what `facts` say.
+
+        Args:
+            means: as in `share_mean`.
+        """
         await self.clean()
         if path is None:
             return None
         model = self.from_app(path)
         self.leave(model)
+        if means:
+            await self.share_mean(model, await asyncio.to_thread(sha256_file, model), means)
         return await self._keep(model, facts, self._keys.model)
 
     async def keep_checkpoint(self, model: Path, sha256: str, facts: ModelFacts) -> ModelRef:
