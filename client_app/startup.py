@@ -141,6 +141,7 @@ async def _run_agent(options: Options) -> None:
                 sketcher=sketcher_of(state_dir),
                 threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                 gpu_uploads=options.gpu_uploads,
+                trains_here=kit.jobs is None and options.size.nnodes == 1,
                 eligibility=Eligibility.of(kit.policy.eligibility),
                 traces=traces,
             )

@@ -81,6 +81,8 @@ class Client:
     """By whose sketches this client tells how far models are from each other."""
     threads: int = 1
     """For masking."""
+    trains_here: bool = True
+    """Whether all ranks are on this machine."""
     gpu_uploads: bool = True
     """Whether a GPU may round and mask."""
     others_seconds: float = OTHERS_SECONDS

@@ -21,7 +21,8 @@ from client_app.exchange.channel import ExchangeChannel
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import seconds_to_pad, show_failure
 from client_app.exchange.local_update import LocalUpdate, Vector, summary
-from client_app.exchange.models import MODELS_FOLDER, Models, check_room, open_canonical
+from client_app.exchange.models import MODELS_FOLDER, Models, open_canonical
+from client_app.exchange.room import check_ranks_memory, check_room, memory_of_ranks, room_of
 from client_app.exchange.upload import cut_parts, read_parts
 from client_app.exchange.withdrawal import BadDealing, plain_error
 from client_app.http.transport import LONG_POLL_SECONDS
@@ -162,7 +163,7 @@ class _ClientExchange:
         models = Models(self.client.state_dir / MODELS_FOLDER)
         if not self.client.results.has(self.task):
             self.client.results.clear()  # before another model takes its room
-        await in_thread(check_room, self.task, models)
+        await self._check_room(models)
         path = models.path(reference.sha256)
         if not await in_thread(models.has, reference.sha256):
             received = await models.fetch(reference, self.client.transport, self._channel.path("model"))
@@ -174,6 +175,15 @@ class _ClientExchange:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
         except FedcoreError as error:
             raise ProtocolViolation("model-malformed", str(error)) from None
+
+    async def _check_room(self, models: Models) -> None:
+        """Before anything is downloaded; raises StorageFull and OutOfMemory."""
+        begins = self.task.trains and self.task.server_round <= 1
+        if begins and (line := await in_thread(room_of, self.task, models.folder)):
+            self.client.output.info("room", line)
+        await in_thread(check_room, self.task, models)
+        if self.client.trains_here:
+            check_ranks_memory(self.task, await in_thread(memory_of_ranks))
 
     def _wait_longer(self, seconds: float) -> None:
         """Extend the time limit by what the download took."""

@@ -14,18 +14,13 @@ from typing import Final
 from client_app.http.transport import Transport
 from fedcore.errors import EncodingError, FedcoreError, PeerError, ProtocolViolation
 from fedcore.federation.admission import checks
-from fedcore.run.room import RoomNeeds, check_disk
 from fedcore.state import ModelState, add_difference, sha256_file
 from fedcore.system.concurrency import in_thread
-from fedcore.wire.tasks import ModelRef, Task
+from fedcore.wire.tasks import ModelRef
 
 MODELS_FOLDER: Final = "models"
 _SUFFIX: Final = ".safetensors"
 _INCOMING: Final = "incoming"
-_NO_ROOM: Final = (
-    "this exchange takes {needed} of the disk (the model, the trained model and the update), of which {free} are free: "
-    "free some, or let --state-dir name a folder on another disk"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +86,6 @@ class Models:
             # A pending update has its model in a folder of its own.
             if path != self.path(sha256) and not path.is_dir():
                 path.unlink()
-
-
-def check_room(task: Task, models: Models) -> None:
-    """Refuse a task for whose model, trained model and update the disk has no room; raises StorageFull.
-
-    Before anything is downloaded: an hour later it would be the server that waits.
-    """
-    if task.model is None:
-        return
-    update = 8 * task.encoding.words if task.encoding is not None else 0
-    needs = RoomNeeds(model=task.model.size, update=update, clients=len(task.cohort), plain=task.aggregation == "plain")
-    if needs.is_large:
-        here = task.model.size if models.path(task.model.sha256).exists() else 0
-        check_disk(models.folder, (needs.client_disk if task.trains else needs.model) - here, _NO_ROOM)
 
 
 def open_canonical(path: Path) -> ModelState:

@@ -11,6 +11,7 @@ from fedcore.errors import (
     DataError,
     EncodingError,
     FedcoreError,
+    OutOfMemory,
     ProtocolViolation,
     Refused,
     RoundFailed,
@@ -91,6 +92,8 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
             return WithdrawIn(reason=WithdrawalReason.NOT_ELIGIBLE)
         case StorageFull():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="storage-full")
+        case OutOfMemory():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="out-of-memory")
         case Refused(kind=kind) if kind in _OVER:
             return None
         case Refused(kind=kind):  # an unknown kind could be text of the server's choice

@@ -23,7 +23,7 @@ from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.grid.grid import ExchangeBackend
 from fedcore.run.engine.attempts import Attempt
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
-from fedcore.run.room import ROOM_FACTS, RoomNeeds
+from fedcore.run.room import RoomNeeds
 from fedcore.run.settings import planned_rounds
 from fedcore.simulation import Simulation
 from fedcore.simulation.models import model_ref
@@ -167,7 +167,7 @@ class DryRound(Simulation):
         model, plain = int(self.facts.get("model_bytes", 0)), self.settings.aggregation == "plain"
         needs = RoomNeeds(model=model, update=model if plain else self._most_up, clients=self.clients, plain=plain)
         if needs.is_large:
-            self.facts |= {name: getattr(needs, name) for name in ROOM_FACTS}
+            self.facts |= needs.facts
 
     def check_budget(self) -> None:
         """What the noise of all rounds that are planned costs, against the run's budget and the clients'."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedcore.errors import StorageFull
+from fedcore.errors import OutOfMemory, StorageFull
 
 LEAST_MODEL: Final = 64 << 20
 """Bytes of a model below which nobody asks for room."""
@@ -48,6 +48,11 @@ class RoomNeeds:
         return int(RANK_MODELS * self.model)
 
     @property
+    def least_client_memory(self) -> int:
+        """What a rank takes on a processor in any case, whatever the app does: the weights."""
+        return self.model
+
+    @property
     def client_disk(self) -> int:
         """The last model while the next one comes; then that, the trained one and the vector that is sent."""
         return 2 * self.model + (0 if self.plain else self.update)
@@ -56,6 +61,11 @@ class RoomNeeds:
     def server_memory(self) -> int:
         """Of the ServerApp's process."""
         return int(SERVER_APP_MODELS * self.model)
+
+    @property
+    def least_server_memory(self) -> int:
+        """What the ServerApp's process takes in any case, in addition to the model that it has sent."""
+        return self.model // 2
 
     @property
     def server_disk(self) -> int:
@@ -74,6 +84,11 @@ class RoomNeeds:
         """What stays of each round until the run ends."""
         return self.clients * self.update if self.plain else self.model
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """Those that people read, by `ROOM_FACTS`."""
+        return {name: getattr(self, name) for name in ROOM_FACTS}
+
 
 ROOM_FACTS: Final = ("client_memory", "client_disk", "server_memory", "server_disk", "server_disk_a_round")
 """The needs that people read."""
@@ -83,7 +98,7 @@ def room_line(facts: Mapping[str, Any]) -> str:
     """A sentence of them; "" if `facts` has none."""
     if not all(name in facts for name in ROOM_FACTS):
         return ""
-    sizes = {name: f"{facts[name] / 1e9:.1f} GB" for name in ROOM_FACTS}
+    sizes = {name: gigabytes(facts[name]) for name in ROOM_FACTS}
     return (
         "a site takes about {client_memory} of memory (plain SGD; on a GPU it is the device's) and {client_disk} of "
         "disk, the server {server_memory} and {server_disk}, and {server_disk_a_round} more of disk for each round "
@@ -101,4 +116,27 @@ def check_disk(folder: Path, needed: int, refusal: str) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise StorageFull(refusal.format(needed=f"{needed / 1e9:.1f} GB", free=f"{free / 1e9:.1f} GB"))
+        raise StorageFull(refusal.format(needed=gigabytes(needed), free=gigabytes(free)))
+
+
+def check_memory(free: int | None, needed: int, refusal: str) -> None:
+    """Raise OutOfMemory with `refusal`, in which {needed} and {free} stand for sizes, if less is free.
+
+    Args:
+        free: bytes (`fedcore.system.memory.free_memory`); None if the system does not say, and then nothing is refused.
+        needed: bytes.
+        refusal: what does not fit, and what to do.
+    """
+    if free is not None and free < needed:
+        raise OutOfMemory(refusal.format(needed=gigabytes(needed), free=gigabytes(free)))
+
+
+def free_line(memory: int | None, disk: int) -> str:
+    """What is free, in bytes, as people read it next to what is needed."""
+    room = {"memory": memory, "disk": disk}
+    return " and ".join(f"{gigabytes(size)} of {name}" for name, size in room.items() if size is not None)
+
+
+def gigabytes(size: int) -> str:
+    """A size as people read it here."""
+    return f"{size / 1e9:.1f} GB"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from fedcore.errors import RoundFailed, RunFailed, StorageFull
+from fedcore.errors import OutOfMemory, RoundFailed, RunFailed, StorageFull
 from fedcore.run.engine.announcing import TaskFactory
 from fedcore.run.engine.attempts import Attempt
 from fedcore.run.engine.events import Names, exchange_failed, group_ended, names_of, traffic
@@ -19,8 +20,9 @@ from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
 from fedcore.run.integer_means import rounded_line
 from fedcore.run.retries import attempt_ended
-from fedcore.run.room import RoomNeeds, check_disk
+from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, gigabytes, room_line
 from fedcore.state import ModelFacts
+from fedcore.system.memory import free_memory
 from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
 from fedcore.wire.tasks import Task
 from server_app.exchanges.exchange import Exchange
@@ -38,18 +40,34 @@ _NO_ROOM: Final = (
     "sum), of which {free} are free, and nothing was sent: free some, or ask fewer clients, or make the "
     "updates smaller (field-bits, upload-fraction)"
 )
+_NO_MEMORY: Final = (
+    "the ServerApp of this model takes at least {needed} of the server's memory in addition to the model, of which "
+    "{free} are free, and nothing was sent: free some, raise the memory limit of the server's container or service, "
+    "or train a smaller model (adapters, a narrower dtype)"
+)
 MOST_LOST: Final = 10_000
 """By how many numbers of exchanges clients may be ahead, at one time, of a server whose backup was put back."""
 
 
-def refuse_without_room(spool: Spool, needs: RoomNeeds) -> None:
-    """Refuse a run of a large model whose first round the disk has no room for; raises RunFailed."""
+def refuse_without_room(spool: Spool, needs: RoomNeeds, memory: int | None = None) -> str:
+    """Refuse a run of a large model whose first round disk or memory clearly have no room for; raises RunFailed.
+
+    Args:
+        memory: bytes that are free; None if the system does not say.
+
+    Returns:
+        For a run that is not refused, what it takes and what is free; "" for a small model.
+    """
     if not needs.is_large:
-        return
+        return ""
     try:
         check_disk(spool.folder, needs.server_disk + spool.reserve_bytes, _NO_ROOM)
-    except StorageFull as error:
-        raise RunFailed(str(error), check="no-room") from None
+        check_memory(memory, needs.least_server_memory, _NO_MEMORY)
+    except (StorageFull, OutOfMemory) as error:
+        check = "no-room" if isinstance(error, StorageFull) else "no-memory"
+        raise RunFailed(str(error), check=check) from None
+    free = free_line(memory, shutil.disk_usage(spool.folder).free)
+    return f"with this model of {gigabytes(needs.model)} {room_line(needs.facts)}; free at the server: {free}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +91,8 @@ class RunContext:
     on_exchange: Callable[[Exchange], None]
     past: Sequence[ExchangeRow] = field(default=())
     led: set[int] = field(default_factory=set)
+    _checked_room: list[str] = field(default_factory=list, init=False)
+    """What was said of it, once."""
 
     def past_of(self, step: int) -> Iterator[ExchangeRow]:
         """The exchanges that `step` has opened already, in order."""
@@ -107,7 +127,7 @@ class RunContext:
         )
 
     async def check_room(self, model: int, update: int, clients: int) -> None:
-        """Before the first round, refuse a run that the disk has no room for; raises RunFailed.
+        """Before the first round, say what a run takes, or refuse it for lack of room; raises RunFailed.
 
         Args:
             model, update: bytes of each.
@@ -115,8 +135,11 @@ class RunContext:
         """
         plain = self.plan.settings.aggregation == "plain"
         needs = RoomNeeds(model=model, update=update, clients=clients, plain=plain)
-        if not self.state.rounds:
-            await asyncio.to_thread(refuse_without_room, self.services.spool, needs)
+        if not self.state.rounds and not self._checked_room:
+            line = await asyncio.to_thread(refuse_without_room, self.services.spool, needs, free_memory())
+            self._checked_room.append(line)
+            if line:
+                self.event_log.warn_once(line)
 
     def note_attempt(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> None:
         """Report an attempt at a sum that ended with `error`."""

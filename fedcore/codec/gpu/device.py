@@ -22,6 +22,7 @@ from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, Secret
 from fedcore.secagg.crypto.masking import CHUNK_BYTES, CIPHER_BLOCK_BYTES, WORD_BYTES
 from fedcore.state import ModelState, TensorSpec
+from fedcore.system.memory import may_have_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -257,7 +258,7 @@ def open_vector(count: int) -> DeviceVector | None:
 
     Whether there is room depends on the machine and on what runs on it; that there are so many words is public.
     """
-    if device_serves_from() is None or count < LEAST_WORDS:
+    if device_serves_from() is None or count < LEAST_WORDS or not may_have_gpu():
         return None
     import torch
 

@@ -19,11 +19,12 @@ from support.hostile import sign_again
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
-from client_app.exchange.models import MODELS_FOLDER, Models, check_room
+from client_app.exchange.models import MODELS_FOLDER, Models
+from client_app.exchange.room import check_ranks_memory, check_room, memory_of_ranks, room_of
 from client_app.ranks.failures import AppFailed, RankFailed
 from client_app.records.result_cache import ANSWER_FOLDER
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused, StorageFull
+from fedcore.errors import AppError, EncodingError, OutOfMemory, ProtocolViolation, Refused, StorageFull
 from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.simulation.devices import network
@@ -66,6 +67,27 @@ def test_a_task_that_the_disk_has_no_room_for_is_refused_before_anything_is_fetc
     large = script.task.model.model_copy(update={"size": 1 << 60})
     with pytest.raises(StorageFull):
         check_room(script.task.model_copy(update={"model": large}), models)
+
+
+async def test_a_task_that_memory_has_no_room_for_is_refused_before_anything_is_fetched(
+    script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = script.task.model.model_copy(update={"size": 1 << 50})
+    task = script.task.model_copy(update={"model": large})
+    for free in (1 << 50, None):
+        check_ranks_memory(task, free)
+    check_ranks_memory(script.task, 0)
+    with pytest.raises(OutOfMemory):
+        check_ranks_memory(task, (1 << 50) - 1)
+    assert memory_of_ranks() is None or memory_of_ranks() > 0
+    assert room_of(task, client.state_dir)
+    assert not room_of(script.task, client.state_dir)
+
+    monkeypatch.setattr("fedcore.run.room.LEAST_MODEL", 0)  # the task's own model is a small one
+    monkeypatch.setattr("client_app.exchange.exchange.memory_of_ranks", lambda: 0)
+    await offer(script, client)
+    assert [one.check for one in script.withdrawals] == ["out-of-memory"]
+    assert not Models(client.state_dir / MODELS_FOLDER).path(script.task.model.sha256).exists()
 
 
 class TestHonest:

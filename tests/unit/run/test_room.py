@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.errors import StorageFull
-from fedcore.run.room import ROOM_FACTS, RoomNeeds, check_disk, room_line
+from fedcore.errors import OutOfMemory, StorageFull
+from fedcore.run.room import RoomNeeds, check_disk, check_memory, room_line
 
 GIGABYTE = 10**9
 
@@ -43,7 +43,15 @@ def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
     assert str(caught.value).startswith("1000000000.0 GB needed")
 
 
+def test_memory_without_room_is_named() -> None:
+    check_memory(2 * GIGABYTE, 2 * GIGABYTE, "no {needed} in {free}")
+    check_memory(None, 2 * GIGABYTE, "nobody knows")
+    with pytest.raises(OutOfMemory) as caught:
+        check_memory(GIGABYTE, 2 * GIGABYTE, "{needed} needed, {free} free")
+    assert str(caught.value) == "2.0 GB needed, 1.0 GB free"
+
+
 def test_people_read_the_needs_of_a_large_model_only() -> None:
     needs = RoomNeeds(model=5 * GIGABYTE, update=3 * GIGABYTE, clients=2)
-    assert "26.0 GB" in room_line({name: getattr(needs, name) for name in ROOM_FACTS})
+    assert "26.0 GB" in room_line(needs.facts)
     assert not room_line({"parameters": 10})

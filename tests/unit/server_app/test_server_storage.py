@@ -185,4 +185,14 @@ def test_a_run_that_the_disk_has_no_room_for_is_refused_before_its_first_round(t
     with pytest.raises(RunFailed) as caught:
         refuse_without_room(full, large)
     assert caught.value.check == "no-room"
-    refuse_without_room(full, RoomNeeds(model=1000, update=1000, clients=3))
+    assert not refuse_without_room(full, RoomNeeds(model=1000, update=1000, clients=3))
+
+
+def test_a_run_that_memory_has_no_room_for_is_refused_and_another_hears_what_it_takes(tmp_path: Path) -> None:
+    large = RoomNeeds(model=1 << 30, update=1 << 30, clients=3)
+    disk = Spool(folder=tmp_path, reserve_bytes=-(1 << 50))
+    with pytest.raises(RunFailed) as caught:
+        refuse_without_room(disk, large, (1 << 29) - 1)
+    assert caught.value.check == "no-memory"
+    for memory in (1 << 29, None):
+        assert "1.1 GB" in refuse_without_room(disk, large, memory)
