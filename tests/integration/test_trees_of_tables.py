@@ -15,7 +15,7 @@ from support.later import Later
 
 from fedcore.cli.new.examples import patients_csv
 from fedcore.comparison.results import RunResult
-from fedcore.data import TableSchema
+from fedcore.data import TableSchema, table_data
 from fedcore.state import ModelState
 
 xgboost = Later("xgboost")
@@ -64,6 +64,43 @@ def test_three_sites_with_tables_of_their_own_grow_trees(tmp_path: Path, app: Pa
     types = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
     theirs = booster.predict(xgboost.DMatrix(rows, **types, enable_categorical=True))
     assert np.array([float(row["probability of 1"]) for row in answers]) == pytest.approx(theirs, abs=1e-6)
+
+
+def test_numbers_from_drawn_rows_and_columns_until_the_loss_rises(tmp_path: Path, app: Path) -> None:
+    """The years of each patient: categories, missing values, and at the end a model whose last trees are left out."""
+    tables = sorted((tmp_path / "tables").glob("*.csv"))
+    done("new", "years", "--csv", "tables/site-0.csv", "--target", "years", "--model", "trees", folder=tmp_path)
+    app = tmp_path / "years"
+    config = "num-server-rounds=9 early-stopping-rounds=2 learning-rate=0.9 subsample=0.6 colsample-bytree=0.6"
+    with Deployment.open(tmp_path / "sites", clients=SITES) as deployment:
+        deployment.app = app
+        deployment.start_server()
+        for name, table in zip(deployment.federation.client_names(), tables, strict=True):
+            deployment.start_client(name, "--node-config", f'csv="{table}"')
+        words = ("--operator", deployment.federation.operator, "--out", "model.safetensors", "--run-config", config)
+        settings = ("--set", f"min-clients={SITES}")
+        summary = json.loads(done("run", "years", *words, *settings, "--json", folder=tmp_path).splitlines()[-1])
+    best = int(summary["metrics"]["best_round"])
+    assert summary["rounds"] == best + 2 < 9
+    done("export", "model.safetensors", "--app", "years", "--to", "xgboost", "--out", "model.json", folder=tmp_path)
+    done(
+        "predict", "model.safetensors", "--app", "years", "--input", tables[1], "--out", "answers.csv", folder=tmp_path
+    )
+    booster = xgboost.Booster(model_file=str(tmp_path / "model.json"))
+    assert (booster.num_boosted_rounds(), booster.best_iteration) == (best, best - 1)
+    schema = TableSchema.load(app / "schema.toml").coded()
+    types = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
+
+    def predicted(x: np.ndarray) -> np.ndarray:
+        return booster.predict(xgboost.DMatrix(x, **types, enable_categorical=True))
+
+    answers = csv.DictReader((tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines())
+    theirs = predicted(schema.read(tables[1]).x) * schema.target_unit
+    assert np.array([float(row["years"]) for row in answers]) == pytest.approx(theirs, rel=1e-6)
+    tests = [table_data(schema, {}, {"csv": str(table)}, app=app)[1] for table in tables]
+    errors = np.concatenate([predicted(part.x) - part.y for part in tests])
+    rmse = json.loads((tmp_path / "model.results.json").read_text(encoding="utf-8"))["evaluate"][str(best)]["rmse"]
+    assert rmse == pytest.approx(float(np.sqrt(np.mean(errors**2))), rel=1e-5)
 
 
 def test_federating_trees_is_compared_with_one_place_and_with_each_site_alone(tmp_path: Path, app: Path) -> None:
