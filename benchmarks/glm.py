@@ -3,16 +3,20 @@
     python benchmarks/glm.py [--quick] [--json]
 
 Made tables of hospital stays: linear, logistic, Poisson and Cox regression, the latter over all sites' risk sets in
-whole weeks, and with those of each site at any times, over 3, 10 and 50 sites of very unequal size whose patients
-differ, with missing values. Each is that of `fedcore stats --glm --clients N`: real secure sums, in memory. A
-difference is relative to statsmodels' number, or absolute if that is below 1. With dropouts each client leaves each
-exchange with a probability: then there is to be an error or the answer of all clients, and no other.
+whole weeks, and with those of each site at any times, and linear and logistic regression with random intercepts of
+sites, over 3, 10 and 50 sites of very unequal size whose patients differ, with missing values. Each is that of
+`fedcore stats --glm --clients N`: real secure sums, in memory. A difference is relative to statsmodels' number
+(`benchmarks/glm_effects.py` has that of a logistic regression with random intercepts), or absolute if that is below 1.
+With dropouts each client leaves each exchange with a probability: then there is to be an error or the answer of all
+clients, and no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import shutil
 import sys
 import tempfile
 import time
@@ -32,6 +36,7 @@ from numpy.typing import NDArray
 from statsmodels.duration.hazard_regression import PHReg
 
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
+from benchmarks.glm_effects import mixed_linear, mixed_logistic
 from fedcore.data.regression.newton import Regression
 from fedcore.data.regression.resolve import regression_query
 from fedcore.errors import FedcoreError
@@ -55,12 +60,18 @@ BOUNDS: Final = {
 }
 COX: Final = "cox"
 COX_OF_SITES: Final = "cox, each site's risk sets"
+LINEAR_MIXED: Final = "linear, random intercepts"
+LOGISTIC_MIXED: Final = "logistic, random intercepts"
+EFFECTS: Final = {"": "", "each site's risk sets": "fixed", "random intercepts": "random"}
+"""Of sites, by the second part of a regression's name; the first is its family."""
 FORMULAS: Final = {
     "linear": "cost ~ age + bmi + log1p(lactate) + C(sex, [0, 1]) + C(ward, [0, 1, 2, 3, 4])",
     "logistic": "readmitted ~ age * C(sex, [0, 1]) + bmi + lactate + C(ward, [0, 1, 2, 3, 4])",
     "poisson": "days ~ age + I(age ** 2) + lactate + C(ward, [0, 1, 2, 3, 4])",
     COX: "Surv(weeks, died) ~ age + lactate + C(sex, [0, 1])",
     COX_OF_SITES: "Surv(time, died) ~ age + lactate + C(sex, [0, 1])",
+    LINEAR_MIXED: "cost ~ age + bmi + log1p(lactate) + C(sex, [0, 1])",
+    LOGISTIC_MIXED: "readmitted ~ age + lactate + C(sex, [0, 1])",
 }
 THEIRS: Final = {
     "linear": "cost ~ age + bmi + np.log1p(lactate) + C(sex) + C(ward)",
@@ -68,10 +79,14 @@ THEIRS: Final = {
     "poisson": "days ~ age + I(age ** 2) + lactate + C(ward)",
     COX: "weeks ~ age + lactate + C(sex)",
     COX_OF_SITES: "time ~ age + lactate + C(sex)",
+    LINEAR_MIXED: "cost ~ age + bmi + np.log1p(lactate) + C(sex)",
+    LOGISTIC_MIXED: "readmitted ~ age + lactate + C(sex)",
 }
+MIXED: Final = {LINEAR_MIXED: mixed_linear, LOGISTIC_MIXED: mixed_logistic}
 DROP: Final = 0.1
-MOST_TIMES: Final = 10_000
-"""Rows, each with a time of its own, up to which statsmodels takes seconds for a Cox regression, and not hours."""
+SLOW: Final = {COX_OF_SITES, *MIXED}
+MOST_ROWS: Final = 10_000
+"""Up to which the slow ones take seconds in one place: of a Cox regression each row has a time of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +118,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         for rows, sites in sizes:
             parts = made(rows, sites)
             for family in FORMULAS:
-                if family == COX_OF_SITES and rows > MOST_TIMES:
+                if family in SLOW and rows > MOST_ROWS:
                     continue
                 say(f"{family}: {rows} rows at {sites} sites")
                 trials[family, rows, sites] = trial(family, parts, Path(folder))
@@ -122,7 +137,15 @@ def measure(arguments: argparse.Namespace) -> Report:
             aim=ERROR_AIM / MILLIONTH,
         ),
         Figure(name="other_answers_with_dropouts", value=wrong, unit="answers", aim=0),
-        Figure(name="most_queries", value=max(one.queries for one in trials.values()), unit="queries", aim=10),
+        *(
+            Figure(
+                name=name,
+                value=max(one.queries for (family, *_), one in trials.items() if (family in MIXED) == mixed),
+                unit="queries",
+                aim=aim,
+            )
+            for name, mixed, aim in (("most_queries", False, 10), ("most_queries_random_intercepts", True, 20))
+        ),
         Figure(name="largest_seconds", value=max(one.ours for one in trials.values()), unit="s", aim=60),
     )
     header = ("regression", "rows", "sites", "queries", "seconds", "statsmodels", "coefficients", "errors")
@@ -144,18 +167,18 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def made(rows: int, sites: int) -> list[Rows]:
-    """The sites' tables: the k-th has a share of the rows that falls as 1 / k, and its own mean age."""
+    """The sites' tables: the k-th has a share of the rows that falls as 1 / k, its own mean age, and an effect."""
     chance = np.random.default_rng(rows + sites)
     shares = 1 / np.arange(1, sites + 1)
     sizes = np.maximum((rows * shares / shares.sum()).astype(int), 20)
-    return [_site(chance, int(size), chance.normal(60, 8)) for size in sizes]
+    return [_site(chance, int(size), chance.normal(60, 8), chance.normal()) for size in sizes]
 
 
-def _site(chance: np.random.Generator, rows: int, middle: float) -> Rows:
+def _site(chance: np.random.Generator, rows: int, middle: float, effect: float) -> Rows:
     age, bmi = chance.normal(middle, 12, rows).clip(18, 105), chance.normal(27, 5, rows).clip(14, 70)
     lactate, ward = chance.lognormal(0.5, 0.6, rows), chance.choice(5, rows, p=[0.4, 0.3, 0.15, 0.1, 0.05])
     sex = chance.integers(0, 2, rows)
-    risk = -4 + 0.03 * age + 0.02 * bmi + 0.3 * lactate - 0.4 * sex + 0.2 * (ward == 2)
+    risk = -4 + 0.03 * age + 0.02 * bmi + 0.3 * lactate - 0.4 * sex + 0.2 * (ward == 2) + 0.4 * effect
     columns: dict[str, NDArray[Any]] = {
         "age": np.where(chance.random(rows) < 0.03, np.nan, age),
         "bmi": bmi,
@@ -165,7 +188,7 @@ def _site(chance: np.random.Generator, rows: int, middle: float) -> Rows:
         "readmitted": (chance.random(rows) < 1 / (1 + np.exp(-risk))).astype(float),
         "days": chance.poisson(np.exp(0.5 + 0.015 * age + 0.1 * lactate)).astype(float),
         **_survival(chance, age, sex),
-        "cost": 2000 + 150 * age + 4000 * np.log1p(lactate) - 800 * sex + chance.gamma(2, 3000, rows),
+        "cost": 2000 + 150 * age + 4000 * np.log1p(lactate) - 800 * sex + 1500 * effect + chance.gamma(2, 3000, rows),
     }
     return columns
 
@@ -202,13 +225,11 @@ def ours(family: str, parts: list[Rows], folder: Path, *, drop: float = 0.0, see
     home = Path(tempfile.mkdtemp(dir=folder))
     for at, columns in enumerate(parts):
         np.savez(home / f"part-{at}.npz", **dict[str, Any](columns))
-    kind = "cox" if family in (COX, COX_OF_SITES) else family
-    query = regression_query(
-        FORMULAS[family], family=kind, bounds=BOUNDS, sites="fixed" if family == COX_OF_SITES else ""
-    )
+    kind, effects = _kind(family)
+    query = regression_query(FORMULAS[family], family=kind, bounds=BOUNDS, sites=effects)
     settings = JobSettings()
     simulation = Simulation(
-        app=FlowerApp.load(APPS / "rows"),
+        app=FlowerApp.load(_planned(family, home) if effects == "random" else APPS / "rows"),
         clients=len(parts),
         run_config={"folder": str(home)},
         settings=settings,
@@ -221,11 +242,45 @@ def ours(family: str, parts: list[Rows], folder: Path, *, drop: float = 0.0, see
         )
 
 
+def _kind(family: str) -> tuple[str, str]:
+    """The family, and the effects of sites, as `regression_query` calls them."""
+    name, _, effects = family.partition(", ")
+    return name, EFFECTS[effects]
+
+
+def _planned(family: str, folder: Path) -> Path:
+    """The app with a study plan of this regression, without which no client answers one with random effects."""
+    app = shutil.copytree(APPS / "rows", folder / "app")
+    kind, effects = _kind(family)
+    words = {"name": "regression", "glm": FORMULAS[family], "family": kind, "site-effects": effects}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in words.items()]
+    (app / "plan.toml").write_text("\n".join(["[[question]]", *lines, ""]), encoding="utf-8")
+    bounds = [f"{name} = [{low}, {high}]" for name, (low, high) in BOUNDS.items()]
+    with (app / "pyproject.toml").open("a", encoding="utf-8") as file:
+        file.write(
+            "\n".join(
+                [
+                    "",
+                    "[tool.fedcore.statistics]",
+                    'plan = "plan.toml"',
+                    "",
+                    "[tool.fedcore.statistics.bounds]",
+                    *bounds,
+                    "",
+                ]
+            )
+        )
+    return app
+
+
 def theirs(family: str, parts: list[Rows]) -> tuple[dict[str, float], dict[str, float]]:
     """Coefficients and standard errors by name, of all rows in one place."""
     frames = [pd.DataFrame({**columns, "site": at}) for at, columns in enumerate(parts)]
     frame = pd.concat(frames).dropna(subset=_missing(family))
     frame = frame.astype({"sex": int, "ward": int})
+    if family in MIXED:
+        coefficients, errors = MIXED[family](THEIRS[family], frame)
+        return _our_names(coefficients), _our_names(errors)
     if family in (COX, COX_OF_SITES):
         strata = frame.site if family == COX_OF_SITES else None
         cox = PHReg.from_formula(THEIRS[family], frame, status=frame.died, strata=strata, ties="efron")
@@ -238,8 +293,11 @@ def theirs(family: str, parts: list[Rows]) -> tuple[dict[str, float], dict[str, 
     else:
         kind = sm.families.Binomial() if family == "logistic" else sm.families.Poisson()
         model = smf.glm(THEIRS[family], frame, family=kind).fit(tol=1e-13)
-    names = [str(name).replace("np.", "") for name in model.params.index]
-    return dict(zip(names, model.params, strict=True)), dict(zip(names, model.bse, strict=True))
+    return _our_names(model.params), _our_names(model.bse)
+
+
+def _our_names(values: Mapping[str, float]) -> dict[str, float]:
+    return {str(name).replace("np.", ""): float(value) for name, value in values.items()}
 
 
 def _missing(family: str) -> list[str]:
