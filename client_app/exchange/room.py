@@ -10,7 +10,7 @@ from typing import Final
 import psutil
 
 from client_app.exchange.models import Models
-from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, gigabytes
+from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, readable
 from fedcore.system.memory import free_memory, may_have_gpu
 from fedcore.wire.tasks import Task
 
@@ -64,8 +64,8 @@ def room_of(task: Task, folder: Path) -> str:
     if not needs.is_large:
         return ""
     return (
-        f"this model of {gigabytes(needs.model)} takes about {gigabytes(needs.client_memory)} of memory (plain SGD; on "
-        f"a GPU it is the device's) and {gigabytes(needs.client_disk)} of disk; free are "
+        f"this model of {readable(needs.model)} takes about {readable(needs.client_memory)} of memory (plain SGD; on "
+        f"a GPU it is the device's) and {readable(needs.client_disk)} of disk; free are "
         f"{free_line(free_memory(), shutil.disk_usage(folder).free)}"
     )
 

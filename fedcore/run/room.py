@@ -98,7 +98,7 @@ def room_line(facts: Mapping[str, Any]) -> str:
     """A sentence of them; "" if `facts` has none."""
     if not all(name in facts for name in ROOM_FACTS):
         return ""
-    sizes = {name: gigabytes(facts[name]) for name in ROOM_FACTS}
+    sizes = {name: readable(facts[name]) for name in ROOM_FACTS}
     return (
         "a site takes about {client_memory} of memory (plain SGD; on a GPU it is the device's) and {client_disk} of "
         "disk, the server {server_memory} and {server_disk}, and {server_disk_a_round} more of disk for each round "
@@ -116,7 +116,7 @@ def check_disk(folder: Path, needed: int, refusal: str) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise StorageFull(refusal.format(needed=gigabytes(needed), free=gigabytes(free)))
+        raise StorageFull(refusal.format(needed=readable(needed), free=readable(free)))
 
 
 def check_memory(free: int | None, needed: int, refusal: str) -> None:
@@ -128,15 +128,15 @@ def check_memory(free: int | None, needed: int, refusal: str) -> None:
         refusal: what does not fit, and what to do.
     """
     if free is not None and free < needed:
-        raise OutOfMemory(refusal.format(needed=gigabytes(needed), free=gigabytes(free)))
+        raise OutOfMemory(refusal.format(needed=readable(needed), free=readable(free)))
 
 
 def free_line(memory: int | None, disk: int) -> str:
     """What is free, in bytes, as people read it next to what is needed."""
     room = {"memory": memory, "disk": disk}
-    return " and ".join(f"{gigabytes(size)} of {name}" for name, size in room.items() if size is not None)
+    return " and ".join(f"{readable(size)} of {name}" for name, size in room.items() if size is not None)
 
 
-def gigabytes(size: int) -> str:
+def readable(size: int) -> str:
     """A size as people read it here."""
-    return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -106,7 +106,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process, and others in its container, may still take; None if the system does not say.
 
     What Linux can free without swapping, and its swap (MemAvailable and SwapFree, proc(5)); at most what the limits of
-    this process' control groups leave (version 2), whose cached files count as free.
+    this process' control groups leave, whose cached files count as free.
 
     Args:
         root: where /proc and /sys are.
@@ -120,22 +120,31 @@ def free_memory(root: Path = Path("/")) -> int | None:
     return max(0, min([free, *_free_in_groups(root)]))
 
 
+_GROUPS: Final = (
+    ("0::", "sys/fs/cgroup", "memory.max", "memory.current", ""),
+    (":memory:", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+"""Of versions 2 and 1: what the line of /proc/self/cgroup has, where the groups are, and their files' names."""
+
+
 def _free_in_groups(root: Path) -> list[int]:
     """What each limit of the control groups of this process leaves, from its own group up."""
-    top, free = root / "sys/fs/cgroup", list[int]()
+    free = list[int]()
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return []
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    for group in (top / path, *(top / path).parents):
-        if not group.is_relative_to(top):
-            break
-        with contextlib.suppress(OSError, ValueError):  # no limit: "max"
-            most, current = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-            pairs = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-            cached = sum(int(pairs.get(name, 0)) for name in ("active_file", "inactive_file"))
-            free.append(most - current + cached)
+        return free
+    for mark, folder, limit, usage, prefix in _GROUPS:
+        top = root / folder
+        path = next((line.partition(mark)[2].lstrip("/") for line in lines if mark in line), None)
+        for group in [] if path is None else (top / path, *(top / path).parents):
+            if not group.is_relative_to(top):
+                break
+            with contextlib.suppress(OSError, ValueError):  # no such group here, or no limit: "max"
+                most, current = (int((group / name).read_text(encoding="ascii")) for name in (limit, usage))
+                pairs = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+                cached = sum(int(pairs.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
+                free.append(most - current + cached)
     return free
 
 

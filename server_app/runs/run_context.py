@@ -20,7 +20,7 @@ from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
 from fedcore.run.integer_means import rounded_line
 from fedcore.run.retries import attempt_ended
-from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, gigabytes, room_line
+from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, readable, room_line
 from fedcore.state import ModelFacts
 from fedcore.system.memory import free_memory
 from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
@@ -67,7 +67,7 @@ def refuse_without_room(spool: Spool, needs: RoomNeeds, memory: int | None = Non
         check = "no-room" if isinstance(error, StorageFull) else "no-memory"
         raise RunFailed(str(error), check=check) from None
     free = free_line(memory, shutil.disk_usage(spool.folder).free)
-    return f"with this model of {gigabytes(needs.model)} {room_line(needs.facts)}; free at the server: {free}"
+    return f"with this model of {readable(needs.model)} {room_line(needs.facts)}; free at the server: {free}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,9 @@ def test_memory_without_room_is_named() -> None:
     with pytest.raises(OutOfMemory) as caught:
         check_memory(GIGABYTE, 2 * GIGABYTE, "{needed} needed, {free} free")
     assert str(caught.value) == "2.0 GB needed, 1.0 GB free"
+    with pytest.raises(OutOfMemory) as caught:
+        check_memory(10**6, 10**8, "{needed} needed, {free} free")
+    assert str(caught.value) == "100 MB needed, 1 MB free"
 
 
 def test_people_read_the_needs_of_a_large_model_only() -> None:

@@ -48,6 +48,15 @@ def test_each_limit_from_the_own_group_up_counts(root: Path) -> None:
     assert free_memory(root) == 0
 
 
+def test_limits_of_the_first_version_count_too(root: Path) -> None:
+    lay(root / "proc/self/cgroup", "4:memory:/docker/abc\n3:cpuset:/docker/abc\n0::/\n")
+    groups = root / "sys/fs/cgroup/memory"  # of a container, which has its own group in the place of the topmost
+    lay(groups / "memory.limit_in_bytes", "10000\n")
+    lay(groups / "memory.usage_in_bytes", "9000\n")
+    lay(groups / "memory.stat", "total_active_file 100\ntotal_inactive_file 1\nactive_file 7\n")
+    assert free_memory(root) == 1101
+
+
 def test_elsewhere_nobody_knows(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None
     lay(tmp_path / "proc/meminfo", "MemTotal: 9000 kB\n")
