@@ -16,7 +16,11 @@ FAILED = 1
 
 def compare(
     paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app; with --from, reports.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="APP_DIR",
+            help="Folder of a Flower app, or of several that read the same rows; with --from, reports.",
+        ),
     ] = None,
     modes: Annotated[
         str,
@@ -139,15 +143,19 @@ def compare(
 
     Example: fedcore compare --from out/report.json --export latex,csv,svg --out paper
 
+    Example: fedcore compare my-trees my-logistic --modes federated,centralized,local --out both
+
     Example: fedcore compare --study niid examples/digits --seeds 3 --out niid
     """
     from click import get_current_context
     from click.core import ParameterSource
     from rich.console import Console
 
+    from fedcore.cli.compare_apps import run_apps
     from fedcore.cli.compare_console import metrics_text, modes_table, overlay, show, watch
     from fedcore.cli.compare_study import run_study, studies_table
     from fedcore.comparison import plan
+    from fedcore.comparison.app_probe import AppFacts
     from fedcore.comparison.design.budget import Budget
     from fedcore.comparison.design.studies import study_named
     from fedcore.comparison.design.tuning import Tuning
@@ -171,17 +179,19 @@ def compare(
     if from_:
         overlay(paths or [], out.absolute(), console, force=force, as_json=as_json, forms=forms)
         return
-    if paths is None or len(paths) != 1:
-        raise ConfigurationError("name the folder of one Flower app, or report.json files after --from")
-    app = FlowerApp.load(paths[0])
+    if not paths:
+        raise ConfigurationError("name the folder of a Flower app, or report.json files after --from")
+    if len(paths) > 1 and (study or list_metrics):
+        raise ConfigurationError("--study and --list-metrics are for one app", check="several-apps")
+    apps = [FlowerApp.load(path) for path in paths]
     goal = Budget.parse(budget)
     config = parse_assignments(run_config or [])
     job = plan.CompareJob(
-        app=app,
+        app=apps[0],
         modes=parse_modes(modes if modes != plan.ALL_MODES else ",".join(every_mode())),
         sites=clients,
         out=out.absolute(),
-        seeds=plan.parse_seeds(seeds, {**app.run_config, **config}.get(plan.SEED)),
+        seeds=plan.parse_seeds(seeds, {**apps[0].run_config, **config}.get(plan.SEED)) if len(apps) == 1 else (),
         partition=partition,
         network=Network.parse(network),
         run_config=config,
@@ -197,8 +207,8 @@ def compare(
         console.print(metrics_text(job), highlight=False, soft_wrap=True)
         return
 
-    def carry_out(one: plan.CompareJob) -> Comparison:
-        comparison = watch(
+    def watched(one: plan.CompareJob, facts: AppFacts | None = None) -> Comparison:
+        return watch(
             one,
             console,
             drop=modes == plan.ALL_MODES,
@@ -206,7 +216,12 @@ def compare(
             tracks=parse_tracks(track),
             plain_check=not no_plain_check,
             watts=energy,
+            facts=facts,
         )
+
+    def carry_out(one: plan.CompareJob) -> Comparison:
+        several = len(apps) > 1
+        comparison = run_apps(one, apps, console, watched, seeds=seeds, force=force) if several else watched(one)
         show(comparison, one.out, console, as_json=as_json, forms=forms)
         return comparison
 

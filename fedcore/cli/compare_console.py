@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.comparison.app_probe import find_facts
+from fedcore.comparison.app_probe import AppFacts, find_facts
 from fedcore.comparison.execution import RunStart, execute_comparison
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.plan import CompareJob, plan
@@ -41,6 +41,7 @@ def watch(
     tracks: Sequence[Track] = (),
     plain_check: bool = True,
     watts: float | None = None,
+    facts: AppFacts | None = None,
 ) -> Comparison:
     """Carry out a comparison with its progress on the console; every run that begins is tracked by itself."""
 
@@ -77,6 +78,7 @@ def watch(
             plain_rounds=plain_check,
             tell=tell,
             watts=watts,
+            facts=facts,
         )
     except KeyboardInterrupt:
         text = f"interrupted; {job.out} has the finished runs; run the same command without --force to resume"

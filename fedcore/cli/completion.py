@@ -25,6 +25,7 @@ MODES: Final[Mapping[str, str]] = {
     "all": "every mode that needs no further settings",
     "centralized": "all data in one place",
     "local": "each site alone",
+    "xgboost": "XGBoost on all rows in one place, with its own bins",
     "allreduce": "synchronous data parallel, gradients averaged every step",
     "local-sgd": "models averaged every h steps, no server",
     "diloco": "local-sgd with an outer Nesterov optimizer",

@@ -5,6 +5,7 @@ Can the modes train its model, how are its data divided, and what does a step co
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import tempfile
 import time
@@ -57,6 +58,7 @@ class AppFacts(WorkerReport):
     cost: of computation, None without a network.
     validation: whether the app lets validation data be set apart.
     trees: whether boosted trees grow, which take no steps.
+    targets: SHA-256 of the training and test targets of each site, in their order; "" if they are no arrays.
     """
 
     refusal: str
@@ -68,6 +70,7 @@ class AppFacts(WorkerReport):
     cost: Cost | None = None
     validation: bool = False
     trees: bool = False
+    targets: tuple[str, ...] = ()
 
     def allows(self, chosen: ChosenMode) -> bool:
         """Whether the app can be trained in this mode."""
@@ -144,10 +147,12 @@ class AppFacts(WorkerReport):
             )
         if self.refusal and not chosen.mode.any_app:
             return self.refusal
+        if reason := chosen.mode.lacks(trees=self.trees):
+            return reason
         if self.trees and not chosen.mode.grows_trees:
             return (
-                "the app grows boosted trees, which take no steps; centralized, local, federated and federated-plain "
-                "can have it"
+                "the app grows boosted trees, which take no steps; centralized, local, xgboost, federated and "
+                "federated-plain can have it"
             )
         if self.batch_loss and chosen.mode.divides_batches(chosen.options):
             return (
@@ -197,11 +202,12 @@ def report_facts(report: ReportSink, run: PlannedRun) -> None:
             report(Unreadable(reason="--network counts the seconds of steps, and trees take none: leave it out"))
             return
         split = tuple(_site(problem, site) for site in range(run.sites))
+        targets = tuple(_targets(problem, site) for site in range(run.sites))
         cost = _cost(problem, run.network) if run.network is not None else None
     except FedcoreError as error:
         report(Unreadable(reason=str(error)))
     else:
-        report(_facts(problem, split, cost))
+        report(_facts(problem, split, cost).model_copy(update={"targets": targets}))
 
 
 def _strategy(run: PlannedRun) -> str:
@@ -278,6 +284,18 @@ def _site(problem: Problem, site: int) -> SiteSplit:
         test_labels=_labels(test),
         training_bytes=_bytes(training),
     )
+
+
+def _targets(problem: Problem, site: int) -> str:
+    """SHA-256 of a site's targets, which other apps that read the same rows have, too."""
+    halves = (problem.training(site), problem.test(site))
+    digest = hashlib.sha256()
+    for half in halves:
+        if not isinstance(half, Split):
+            return ""
+        digest.update(len(half).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(half.y, np.float32).tobytes())
+    return digest.hexdigest()
 
 
 def _bytes(examples: TrainingData) -> int | None:

@@ -82,6 +82,7 @@ def execute_comparison(
     plain_rounds: bool = True,
     tell: Callable[[str], None] = _untold,
     watts: float | None = None,
+    facts: AppFacts | None = None,
 ) -> Comparison:
     """Carry out what `job` asks for and was not done before; the results stay in its folder.
 
@@ -94,8 +95,11 @@ def execute_comparison(
         plain_rounds: check secure sums against plain means, by extra rounds if it takes some.
         tell: called with lines on what follows, and why.
         watts: of a core, for an estimate of energy; None for no estimate.
+        facts: of the app, if they are known.
     """
-    comparison, _ = carry_out(job, watch, force=force, drop=drop, plain_rounds=plain_rounds, tell=tell, watts=watts)
+    comparison, _ = carry_out(
+        job, watch, force=force, drop=drop, plain_rounds=plain_rounds, tell=tell, watts=watts, facts=facts
+    )
     return comparison
 
 
@@ -108,6 +112,7 @@ def carry_out(
     plain_rounds: bool = True,
     tell: Callable[[str], None] = _untold,
     watts: float | None = None,
+    facts: AppFacts | None = None,
 ) -> tuple[Comparison, tuple[PlannedRun, ...]]:
     """As `execute_comparison`, with the runs in the order of the results, each with its folder."""
     if watts is not None and not 0 <= watts < math.inf:
@@ -116,7 +121,7 @@ def carry_out(
     planned = plan(job)
     plan_trials(job)
     folder.check(job, force=force)
-    facts = (None if force else folder.facts()) or find_facts(planned[0])
+    facts = facts or (None if force else folder.facts()) or find_facts(planned[0])
     facts.check_design(job)
     if facts.metrics:
         choose(job.metric, facts.metrics)

@@ -190,6 +190,20 @@ class Ensemble:
             "version": _VERSION,
         }
 
+    def with_xgboost(self, document: Mapping[str, Any]) -> Ensemble:
+        """The model with the trees and base scores of XGBoost's JSON, of the same objective and features."""
+        learner = document["learner"]
+        scores = tuple(float(one) for one in json.loads(learner["learner_model_param"]["base_score"]))
+        margins = scores if self.settings.objective == SOFTPROB else ()
+        nodes, levels = self.settings.nodes, self.cuts.most_levels
+        trees = learner["gradient_booster"]["model"]["trees"]
+        return replace(
+            self,
+            trees=[RegressionTree.from_xgboost(tree, nodes, levels) for tree in trees],
+            base_score=0.0 if margins else scores[0],
+            class_margins=margins,
+        )
+
     def _best_json(self) -> dict[str, str]:
         """As XGBoost's early stopping notes it."""
         return {} if self.best is None else {"best_iteration": str(self.best[0]), "best_score": repr(self.best[1])}

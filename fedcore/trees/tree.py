@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -42,6 +43,35 @@ class RegressionTree:
         feature = np.full(nodes, ABSENT, np.int32)
         categories = np.zeros((nodes, -(-levels // 8)), np.uint8)
         return cls(feature, threshold, np.zeros(nodes, np.bool_), weight, gain, cover, categories)
+
+    @classmethod
+    def from_xgboost(cls, document: Mapping[str, Any], nodes: int, levels: int = 0) -> Self:
+        """A tree of XGBoost's JSON, with room for so many nodes; raises IndexError if it is deeper.
+
+        Args:
+            levels: as in `empty`.
+        """
+        tree = cls.empty(nodes, levels)
+        segments = zip(document["categories_segments"], document["categories_sizes"], strict=True)
+        chosen = [np.array(document["categories"][start : start + size], np.int64) for start, size in segments]
+        by_category = dict(zip(document["categories_nodes"], chosen, strict=True))
+        places = [(0, 0)]
+        while places:
+            number, at = places.pop()
+            left, condition = document["left_children"][number], document["split_conditions"][number]
+            tree.default_left[at] = document["default_left"][number]
+            tree.cover[at] = document["sum_hessian"][number]
+            if left < 0:
+                tree.feature[at], tree.weight[at] = LEAF, condition
+                continue
+            tree.feature[at], tree.weight[at] = document["split_indices"][number], document["base_weights"][number]
+            tree.gain[at] = document["loss_changes"][number]
+            if number in by_category:
+                tree.part_categories(at, by_category[number])
+            else:
+                tree.threshold[at] = condition
+            places += [(left, 2 * at + 1), (document["right_children"][number], 2 * at + 2)]
+        return tree
 
     def part_categories(self, node: int, right: NDArray[np.int64]) -> None:
         """Let the node send these categories to the right; raises IndexError for one beyond the room that there is."""

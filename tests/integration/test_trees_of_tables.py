@@ -9,16 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.commands import forked
 from support.deployment import Deployment
 from support.later import Later
 
 from fedcore.cli.new.examples import patients_csv
 from fedcore.comparison.results import RunResult
-from fedcore.data import TableSchema, table_data
+from fedcore.data import Split, TableSchema, table_data
 from fedcore.state import ModelState
+from fedcore.trees import Ensemble
+from fedcore.trees.cuts import Cuts
 
 xgboost = Later("xgboost")
+datasets, linear_model, metrics, pipeline, preprocessing = (
+    Later(f"sklearn.{name}") for name in ("datasets", "linear_model", "metrics", "pipeline", "preprocessing")
+)
 SITES, TREES = 3, 2
 FEW = f"num-server-rounds={TREES} test-every=1"
 
@@ -103,15 +109,30 @@ def test_numbers_from_drawn_rows_and_columns_until_the_loss_rises(tmp_path: Path
     assert rmse == pytest.approx(float(np.sqrt(np.mean(errors**2))), rel=1e-5)
 
 
-def test_federating_trees_is_compared_with_one_place_and_with_each_site_alone(tmp_path: Path, app: Path) -> None:
-    out = tmp_path / "tables" / "clinic-comparison"  # below --data-dir, which the app may read
-    words = ("--modes", "federated,centralized,local", "--clients", 2, "--out", out, "--data-dir", tmp_path / "tables")
-    done("compare", ".", *words, "--run-config", 'csv="site-0.csv"', "--run-config", FEW, folder=app)
-    runs = sorted((out / "runs").iterdir())
-    results = {one.kind: one for one in map(RunResult.load, runs)}
-    models = {RunResult.load(run).kind: run / "model.safetensors" for run in runs}
+def test_trees_are_compared_with_a_logistic_regression_in_one_place_and_at_each_site_alone(tmp_path: Path) -> None:
+    """As docs/howto/trees.md has it, with fewer trees; both reach what other libraries do on the pooled rows."""
+    table, names = tmp_path / "tables" / "tumours.csv", ("tumours", "tumours-logistic")
+    table.parent.mkdir()
+    datasets.load_breast_cancer(as_frame=True).frame.to_csv(table, index=False)
+    for name, model in zip(names, ("trees", "linear"), strict=True):
+        done("new", name, "--csv", table, "--target", "target", "--model", model, folder=tmp_path)
+    out = tmp_path / "tables" / "comparison"  # below --data-dir, which the app may read
+    words = ("--modes", "federated,centralized,local,xgboost", "--clients", 2, "--out", out, "--data-dir", "tables")
+    few = ("--run-config", "num-server-rounds=6 test-every=6 early-stopping-rounds=0", "--no-plain-check")
+    done("compare", *names, *words, "--run-config", 'csv="tumours.csv"', *few, folder=tmp_path)
+    report = json.loads((out / "report.json").read_text())
+    assert {one["name"]: one["status"] for one in report["fairness"] if one["status"] == "differs"} == {}
+    found = {
+        mode["label"]: run["curve"][-1]["metrics"] for mode, run in zip(report["modes"], report["runs"], strict=True)
+    }
+    both = {f"{mode} ({name})" for name in names for mode in ("federated", "centralized", "local")}
+    assert found.keys() == both | {"xgboost"}
+    assert [text for text in report["left_out"] if text.startswith(f"{names[1]}: xgboost")] == report["left_out"]
+    results, models = {}, {}
+    for run in sorted((out / "apps" / "tumours" / "runs").iterdir()):
+        result = RunResult.load(run)
+        results[result.kind], models[result.kind] = result, run / "model.safetensors"
     assert {kind: one.status for kind, one in results.items()} == dict.fromkeys(results, "finished")
-    assert results.keys() == {"federated", "centralized", "local"}
     trees = [ModelState.open(models[kind]).sha256() for kind in ("federated", "centralized")]
     assert trees[0] == trees[1]
     assert len({one.initial_sha256 for one in results.values()}) == 1
@@ -120,3 +141,45 @@ def test_federating_trees_is_compared_with_one_place_and_with_each_site_alone(tm
     assert len({one.samples for one in results.values()}) == 1
     assert "auc/exact" in results["local"].metrics
     assert results["federated"].bytes_up["client-1"] > 0
+    state = ModelState.open(models["federated"])
+    trees_auc, own_bins_auc, logistic_auc = of_other_libraries(
+        TableSchema.load(tmp_path / "tumours" / "schema.toml"), table, Ensemble.from_arrays(dict(state)).cuts
+    )
+    assert found["xgboost"]["auc/exact"] == pytest.approx(own_bins_auc, abs=1e-6)
+    for mode in ("federated", "centralized"):
+        assert found[f"{mode} (tumours)"]["auc/exact"] == pytest.approx(trees_auc, abs=0.002)
+        assert found[f"{mode} (tumours-logistic)"]["auc/exact"] == pytest.approx(logistic_auc, abs=0.01)
+
+
+def of_other_libraries(schema: TableSchema, table: Path, cuts: Cuts) -> tuple[float, float, float]:
+    """The AUC from the rows in one place: of XGBoost on the same bins and on its own, and of a logistic regression."""
+    train, test = pooled(schema.coded(), table)
+    settings = {"objective": "binary:logistic", "max_depth": 3, "eta": 0.2, "tree_method": "hist"}
+    booster = xgboost.train(settings, xgboost.DMatrix(bins_of(train.x, cuts), train.y), 6)
+    scores = [booster.predict(xgboost.DMatrix(bins_of(test.x, cuts)))]
+    booster = xgboost.train({**settings, "max_bin": 32}, xgboost.DMatrix(train.x, train.y), 6)
+    scores.append(booster.predict(xgboost.DMatrix(test.x)))
+    train, test = pooled(schema, table)
+    steps = (preprocessing.StandardScaler(), linear_model.LogisticRegression())
+    scores.append(pipeline.make_pipeline(*steps).fit(train.x, train.y).decision_function(test.x))
+    same_bins, own_bins, logistic = (float(metrics.roc_auc_score(test.y, one)) for one in scores)
+    return same_bins, own_bins, logistic
+
+
+def bins_of(x: NDArray[np.float32], cuts: Cuts) -> NDArray[np.float32]:
+    """The number of the bin of each value, which has a bin of its own in XGBoost."""
+    ends = np.split(cuts.values, cuts.starts[1:-1])
+    columns = [np.searchsorted(part, column, side="right") for part, column in zip(ends, x.T, strict=True)]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def pooled(schema: TableSchema, table: Path) -> tuple[Split, Split]:
+    """Training and test rows of two sites that divide the table."""
+    halves = [
+        table_data(schema, {"csv": str(table)}, {"partition-id": site, "num-partitions": 2}, table) for site in (0, 1)
+    ]
+    first, second = (
+        Split(x=np.concatenate([one.x for one in parts]), y=np.concatenate([one.y for one in parts]))
+        for parts in zip(*halves, strict=True)
+    )
+    return first, second

@@ -5,6 +5,7 @@ differ in who computes a gradient, on which data, and in what is exchanged, how 
 
 - *centralized*: all data in one place; what the others would be without any separation.
 - *local*: every site alone; what separation costs if nothing is exchanged.
+- *xgboost*: XGBoost itself on all rows in one place; of an app of boosted trees alone.
 - *allreduce*: synchronous data parallel training. Each step sums the gradients of all workers' shares of one batch (Li
   et al. 2020, "PyTorch distributed"): mathematically the same as centralized training with that batch.
 - *local-sgd*, *diloco*: every worker makes h steps on a copy of its own, then the copies are averaged (Stich 2019), and
@@ -34,6 +35,7 @@ from fedcore.comparison.modes.federated import Federated
 from fedcore.comparison.modes.federated_async import FederatedAsync
 from fedcore.comparison.modes.local import Local
 from fedcore.comparison.modes.parameter_server import ParameterServer
+from fedcore.comparison.modes.xgboost_pooled import PooledXGBoost
 from fedcore.comparison.run import ChosenMode
 from fedcore.errors import ConfigurationError
 from fedcore.system.assignments import parse_assignments
@@ -44,6 +46,7 @@ __all__ = ["MODES", "ChosenMode", "InReport", "Mode", "Option", "Trained", "ever
 _ROWS: tuple[Mode, ...] = (
     Centralized(name="centralized", title="all data in one place"),
     Local(name="local", title="each site alone"),
+    PooledXGBoost(name="xgboost", title="XGBoost on all rows in one place, with its own bins"),
     AllReduce(name="allreduce", title="synchronous data parallel, gradients averaged every step"),
     ModelAveraging(name="local-sgd", title="models averaged every h steps, no server"),
     ModelAveraging(name="diloco", title="local-sgd with an outer Nesterov optimizer", outer=OUTER),

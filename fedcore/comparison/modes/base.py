@@ -128,6 +128,15 @@ class Mode(ABC):
         """Whether it can have an app of boosted trees, which takes no steps."""
         return False
 
+    def lacks(self, *, trees: bool) -> str:
+        """Why the mode cannot have an app, or cannot run here; "" if it can.
+
+        Args:
+            trees: whether the app grows boosted trees.
+        """
+        del trees
+        return ""
+
     def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
         """Whether processes compute one gradient together, each of a part of the batch; a batch loss forbids that."""
         del options

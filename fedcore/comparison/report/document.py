@@ -146,6 +146,14 @@ class Comparison:
         return tuple(mode.label for mode in self.modes)
 
     @property
+    def apps(self) -> dict[str, tuple[str, ...]]:
+        """The labels of the modes of each app, if the report is of several; else empty."""
+        apps: dict[str, tuple[str, ...]] = {}
+        for source in self.sources:
+            apps[source.app] = (*apps.get(source.app, ()), *source.labels)
+        return apps if len(apps) > 1 else {}
+
+    @property
     def divided(self) -> str:
         """Into what, and how as far as the app lets one choose."""
         sites = " or ".join(map(str, self._numbers_of_sites))

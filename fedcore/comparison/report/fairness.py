@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -46,13 +46,18 @@ def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
         _complete(comparison),
         *_sums(comparison),
         *_chosen(comparison),
-        _equal("Initial weights", runs, _initial, "SHA-256 of the first model, by seed"),
-        _steps(runs) if comparison.budget == "steps" else _samples(runs),
+        *_of_each_app(
+            comparison, lambda own: _equal("Initial weights", own, _initial, "SHA-256 of the first model, by seed")
+        ),
+        *_of_each_app(comparison, _steps if comparison.budget == "steps" else _samples),
         _equal(
             *("Test examples", runs, _tested, "on which the last model of each mode was evaluated, by site"),
             why="the app's own evaluation" if comparison.own_evaluation else "",
         ),
-        _equal("Precision", finished(runs), lambda run: run.precision, "data types of the last model"),
+        *_of_each_app(
+            comparison,
+            lambda own: _equal("Precision", finished(own), lambda run: run.precision, "data types of the last model"),
+        ),
         _versions(comparison),
         *_sources(comparison),
     )
@@ -65,6 +70,17 @@ def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
 def broken(checks: Sequence[FairnessCheck]) -> tuple[FairnessCheck, ...]:
     """The checks that do not hold, or may not."""
     return tuple(check for check in checks if check.status != "holds")
+
+
+def _of_each_app(
+    comparison: Comparison, check: Callable[[Sequence[RunResult]], FairnessCheck]
+) -> Iterator[FairnessCheck]:
+    """A check that means something for models of one app alone."""
+    if not comparison.apps:
+        yield check(comparison.runs)
+    for app, labels in comparison.apps.items():
+        made = check([run for run in comparison.runs if run.mode in labels])
+        yield replace(made, name=f"{made.name} of {app}")
 
 
 def _complete(comparison: Comparison) -> FairnessCheck:
@@ -230,6 +246,8 @@ def _sources(comparison: Comparison) -> Iterator[FairnessCheck]:
     dropped = {"sites"} if "clients" in axes else set()
     if len({source.labels for source in comparison.sources}) == 1:
         dropped.add("seeds")  # of the same modes: the check of the runs says which of them has which
+    if comparison.apps:
+        dropped |= {"app", "run_config", "settings"}  # which differ with the app, and are what is compared
     for name in [one for one in fields if one not in dropped | axes] if comparison.sources else ():
         values = {source.name: getattr(source, name) for source in comparison.sources}
         texts = {source: _plain_text(_without(value, axes)) for source, value in values.items()}

@@ -71,12 +71,14 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
     metric = JudgedMetric.of(comparison)
     if metric is None:
         return (_nothing_to_judge_by(comparison), *_left_out(runs), *_privacy(runs), *_readable(runs))
-    roles, claims = Roles.of(runs, metric), claims_of(comparison)
+    roles, claims = Roles.of(runs, metric, comparison.apps), claims_of(comparison)
     otherwise, own_tests = _own_tests(runs, metric, roles, claims)
     budget = at_what(comparison, runs, roles.pooled, roles.together) if roles and roles.pooled else ""
-    story = Story(runs=runs, metric=metric, roles=roles, claims=claims, budget=budget) if roles else None
+    several = bool(comparison.apps)
+    story = Story(runs=runs, metric=metric, roles=roles, claims=claims, budget=budget, named=several) if roles else None
     return (
         *(story.first() if story else ()),
+        *_other_apps(comparison, runs, metric, roles),
         *otherwise,
         *conditions(comparison, runs, metric, _words(runs, roles)),
         *(story.pooled() if story else ()),
@@ -94,11 +96,21 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
+def _other_apps(comparison: Comparison, runs: Runs, metric: JudgedMetric, roles: Roles | None) -> Iterator[str]:
+    """What the other apps of the report reach."""
+    for labels in comparison.apps.values():
+        own = {label: of for label, of in runs.items() if label in labels}
+        others = Roles.of(own, metric, {})
+        if others is not None and (roles is None or others.together != roles.together):
+            yield Story(runs=own, metric=metric, roles=others, claims=(), named=True).first()[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
     """What the sites reach together, and what federating is worth.
 
     budget: what pooled data had more or less of, after their figure; "" for nothing.
+    named: whether the federation is called by its label, as among several apps.
     """
 
     runs: Runs
@@ -106,6 +118,7 @@ class Story:
     roles: Roles
     claims: Sequence[Claim]
     budget: str = ""
+    named: bool = False
 
     def first(self) -> list[str]:
         """What each reaches, then what federating is worth."""
@@ -126,7 +139,7 @@ class Story:
     def _reached(self) -> str:
         roles = self.roles
         protection = in_report(self.runs[roles.together][0].kind).protection
-        which = f" ({roles.together})" if len(protected(self.runs, protection)) > 1 else ""
+        which = f" ({roles.together})" if self.named or len(protected(self.runs, protection)) > 1 else ""
         texts = {label: self.metric.format_spread(spread) for label, spread in self.metric.finals(self.runs).items()}
         first = texts[roles.together]
         first = f"{first} {self.metric.name}" if self.metric.percent else f"{self.metric.name} {first}"

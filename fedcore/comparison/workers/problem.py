@@ -38,7 +38,7 @@ from fedcore.training.metrics import Metric
 from fedcore.training.models.columns import set_statistics
 from fedcore.training.models.trees import TreesModule
 from fedcore.training.optimizers import OptimizerConfig, Rates
-from fedcore.trees.settings import LOGISTIC, SQUARED_ERROR
+from fedcore.trees.settings import LOGISTIC, SQUARED_ERROR, BoostingSettings
 from fedcore.wire.base import Scalar
 
 _ANY = "(centralized and the federated modes take any Flower app)"
@@ -225,8 +225,13 @@ class TreesProblem(Problem):
     app: TreesApp  # type: ignore[assignment]
 
     @property
+    def settings(self) -> BoostingSettings:
+        """What decides how the trees grow."""
+        return boosting_settings(dict(self.config))
+
+    @property
     def objective(self) -> str:
-        return boosting_settings(dict(self.config)).objective
+        return self.settings.objective
 
     @property
     def loss(self) -> Loss:

@@ -1,19 +1,23 @@
 """Apps of boosted trees in a comparison: their rows and models, and how trees grow in one place and at each site alone.
 
 All grow by the code of the federation (`fedcore.flower.trees`). In one place the sums over the rows are those of the
-federation, so its trees are the same; a site alone has bins of its own rows as well.
+federation, so its trees are the same; a site alone has bins of its own rows as well. XGBoost is there for comparison.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from fedcore.comparison.run import PlannedRun, worker_name
+from fedcore.comparison.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.comparison.workers.problem import Problem, TreesProblem
 from fedcore.comparison.workers.processes import ReportSink
 from fedcore.comparison.workers.training import RoundDone, WorkerReady, snapshot, train_alone, wait_for_end
+from fedcore.errors import ConfigurationError
 from fedcore.flower.trees.one_place import grown_in_one_place
 from fedcore.state import ModelState
 from fedcore.trees import Ensemble
@@ -39,6 +43,48 @@ def grow_pooled(report: ReportSink, run: PlannedRun, problem: TreesProblem) -> N
     """The rows of all sites in one place."""
     lost_after = run.kill.round if run.kill is not None else 0
     _grow(report, run, problem, range(run.sites), run.folder, lost_after)
+
+
+def train_xgboost(report: ReportSink, run: PlannedRun, rank: int, port: int, listening: object) -> None:
+    """XGBoost on the rows of all sites, with the settings of the app; its trees are kept in the app's own form.
+
+    Raises ConfigurationError for an app of anything else than trees.
+    """
+    import xgboost
+
+    del rank, port, listening
+    problem = Problem.of(run)
+    if not isinstance(problem, TreesProblem):
+        raise ConfigurationError("the mode xgboost is for apps of boosted trees alone", check="no-trees")
+    counts = tuple(len(problem.training(site)) for site in range(run.sites))  # type: ignore[arg-type]
+    state = ModelState.open(run.folder / INITIAL_FILE)
+    first = Ensemble.from_arrays({name: state[name] for name in state})
+    types = ["c" if levels else "float" for levels in first.levels]
+    train, test = (
+        xgboost.DMatrix(part.x, part.y.ravel(), feature_types=types, enable_categorical=True)
+        for part in problem.table(range(run.sites))
+    )
+    booster = xgboost.Booster(_xgboost_settings(problem), [train, test])
+    report(WorkerReady(counts=counts, parameters=sum(spec.size for spec in state.layout.specs)))
+    early, best, model = int(problem.config.get("early-stopping-rounds", 0)), (math.inf, 0), first
+    lost_after = run.kill.round if run.kill is not None else 0
+    for number in range(1, problem.rounds + 1):
+        started, grows = time.perf_counter(), not early or number - 1 - best[1] < early
+        if grows:
+            booster.update(train, number - 1)
+            model = first.with_xgboost(json.loads(booster.save_raw("json")))
+            best = min(best, (float(booster.eval(test).rpartition(":")[2]), number)) if early else best
+        if early and (not grows or number == problem.rounds):
+            model = replace(model, trees=model.trees[: best[1] * first.settings.groups])
+        ModelState.from_arrays(model.to_arrays()).save(snapshot(run.folder, number))
+        examples, seconds = (sum(counts) if grows else 0), time.perf_counter() - started
+        report(RoundDone(round=number, examples=examples, steps=0, loss=None, seconds=seconds))
+        wait_for_end(number, lost_after)
+
+
+def _xgboost_settings(problem: TreesProblem) -> dict[str, Any]:
+    settings = {name: value for name, value in asdict(problem.settings).items() if name != "num_class" or value}
+    return {**settings, "tree_method": "hist", "max_bin": int(problem.config.get("bins", 32))}
 
 
 def _grow(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.later import Later
 from support.raising import raises
 
 from fedcore.comparison.app_probe import AppFacts, Unreadable, report_facts
@@ -19,7 +20,7 @@ from fedcore.comparison.workers.problem import Problem, TreesProblem
 from fedcore.comparison.workers.processes import WorkerReport
 from fedcore.comparison.workers.server_app import train_centralized
 from fedcore.comparison.workers.training import RoundDone, WorkerReady, snapshot
-from fedcore.comparison.workers.trees import save_rounds, train_site
+from fedcore.comparison.workers.trees import save_rounds, train_site, train_xgboost
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
@@ -28,6 +29,7 @@ from fedcore.state import ModelState
 from fedcore.training.loop import evaluate
 from fedcore.trees import Ensemble
 
+xgboost = Later("xgboost")
 APP = Path(__file__).parents[3] / "examples" / "trees"
 SITES, TREES = 2, 2
 
@@ -97,6 +99,40 @@ def test_a_site_that_stops_early_keeps_its_best_model_for_the_rounds_to_come(tmp
     assert last.best is not None
     assert (len(last.trees), last.best[0]) == (stop - 1, stop - 2)
     assert len(model(snapshot(run.folder / "client-1", stop)).trees) == stop - 1
+
+
+def test_xgboost_grows_on_all_rows_with_the_settings_of_the_app(tmp_path: Path) -> None:
+    run = planned("xgboost", tmp_path)
+    ready, *rounds = grown(train_xgboost, run, 0, 0, None)
+    assert isinstance(ready, WorkerReady)
+    assert (ready.counts, [one.examples for one in rounds if isinstance(one, RoundDone)]) == ((228, 227), [455, 455])
+    problem = Problem.of(run)
+    assert isinstance(problem, TreesProblem)
+    train, test = problem.table(range(SITES))
+    names = ("objective", "max_depth", "learning_rate", "reg_lambda", "gamma", "min_child_weight")
+    settings = {name: getattr(problem.settings, name) for name in names}
+    rows, bins = xgboost.DMatrix(train.x, train.y), int(run.config["bins"])
+    theirs = xgboost.train({**settings, "tree_method": "hist", "max_bin": bins}, rows, TREES)
+    for number in range(1, TREES + 1):
+        chances = theirs.predict(xgboost.DMatrix(test.x), iteration_range=(0, number))
+        np.testing.assert_allclose(model(snapshot(run.folder, number)).predict(test.x), chances, rtol=1e-5)
+
+
+def test_xgboost_that_stops_early_keeps_its_best_model(tmp_path: Path) -> None:
+    run = planned("xgboost", tmp_path)
+    config = {**run.config, "num-server-rounds": 30, "learning-rate": 1.0, "early-stopping-rounds": 2, "test-every": 1}
+    _, *rounds = grown(train_xgboost, replace(run, config=config), 0, 0, None)
+    examples = [one.examples for one in rounds if isinstance(one, RoundDone)]
+    stop = examples.index(0)
+    assert (len(examples), examples[:stop]) == (30, [455] * stop)
+    assert len(model(snapshot(run.folder, 30)).trees) == stop - 2
+
+
+def test_xgboost_is_for_trees_alone() -> None:
+    (mode,) = parse_modes("xgboost")
+    assert AppFacts(refusal="", trees=True).allows(mode)
+    assert not AppFacts(refusal="").allows(mode)
+    assert not AppFacts(refusal="its own loop").allows(mode)
 
 
 def test_a_model_is_tested_as_those_of_networks_are(tmp_path: Path) -> None:

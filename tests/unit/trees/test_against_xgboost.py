@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.boosting import boosted_over_sites, made_table, with_categories, xgboost_of
+from support.later import Later
 
 from fedcore.trees import BoostingSettings, Ensemble
 from fedcore.trees.ensemble import class_margins
 from fedcore.trees.settings import LOGISTIC, SOFTPROB, SQUARED_ERROR
 
+xgboost = Later("xgboost")
 OBJECTIVES = (LOGISTIC, SQUARED_ERROR)
 
 
@@ -118,3 +120,24 @@ def test_twenty_trees_with_categories_are_xgboosts() -> None:
     settings = BoostingSettings(max_depth=4)
     booster, cuts = xgboost_of(x, y, settings, trees=20, base_score=0.4, levels=(3, 20))
     compare_trees(boosted_over_sites(x, y, settings, cuts, trees=20, base_score=0.4, sites=5), booster, x)
+
+
+@pytest.mark.parametrize("objective", [*OBJECTIVES, SOFTPROB])
+@pytest.mark.parametrize("levels", [(), (3, 20)])
+def test_a_model_of_xgboost_answers_the_same_in_our_form(objective: str, levels: tuple[int, ...]) -> None:
+    x, y = made_table(5, objective=objective)
+    if levels:
+        x, y = with_categories(x, y, 5, levels)
+    settings = BoostingSettings(objective=objective, num_class=3 if objective == SOFTPROB else 0, max_depth=4)
+    booster, cuts = xgboost_of(x, y, settings, trees=5, base_score=None, levels=levels)
+    names = tuple(f"x{at}" for at in range(x.shape[1]))
+    called = tuple(tuple(f"level {code}" for code in range(count)) for count in levels)
+    called += ((),) * (len(names) - len(levels))
+    first = Ensemble(settings, cuts, names, 0.5, 5 * settings.groups, levels=called)
+    ours = first.with_xgboost(json.loads(booster.save_raw("json")))
+    assert ours.rounds == 5
+    types = ["c"] * len(levels) + ["float"] * (x.shape[1] - len(levels))
+    theirs = booster.predict(xgboost.DMatrix(x, feature_types=types, enable_categorical=True))
+    np.testing.assert_allclose(ours.predict(x), theirs, rtol=2e-5, atol=2e-6)
+    again = Ensemble.from_arrays(ours.to_arrays())
+    np.testing.assert_array_equal(again.predict(x), ours.predict(x))

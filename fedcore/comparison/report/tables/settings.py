@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fedcore.comparison.report.chance import ChanceLevel
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.summary import NONE, duration, percent
@@ -25,11 +28,23 @@ def settings_rows(comparison: Comparison) -> tuple[list[tuple[str, str]], list[t
         cost = comparison.cost
         rows.append(("computation", f"{duration(cost.step)} a step and {duration(cost.example)} for each example"))
     usual: list[tuple[str, str]] = []
-    for what, values in (("run config", comparison.run_config), ("setting", comparison.settings)):
+    for what, values in _settings(comparison):
         for key, value in values.items():
             swept = ", ".join(dict.fromkeys(str(run.point[key]) for run in comparison.runs if key in run.point))
             (rows if swept or key in comparison.changed else usual).append((f"{what}: {key}", swept or str(value)))
     return rows, usual
+
+
+def _settings(comparison: Comparison) -> list[tuple[str, Mapping[str, Any]]]:
+    """Run config and settings, and in a report of several apps those of each."""
+    if not comparison.apps:
+        return [("run config", comparison.run_config), ("setting", comparison.settings)]
+    by_app = {source.app: source for source in comparison.sources}
+    return [
+        (f"{what} of {app}", values)
+        for app, source in by_app.items()
+        for what, values in (("run config", source.run_config), ("setting", source.settings))
+    ]
 
 
 def _judged_by(comparison: Comparison) -> str:

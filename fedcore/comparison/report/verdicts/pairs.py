@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -30,8 +30,12 @@ class Roles:
     pooled: str = ""
 
     @classmethod
-    def of(cls, runs: Runs, metric: JudgedMetric) -> Roles | None:
-        """None if nothing federated has a finite metric."""
+    def of(cls, runs: Runs, metric: JudgedMetric, apps: Mapping[str, Collection[str]]) -> Roles | None:
+        """None if nothing federated has a finite metric.
+
+        Args:
+            apps: the labels of each app, if there are several: what federating is worth is a difference within one.
+        """
         known = metric.finals(runs)
 
         def best(labels: Iterable[str]) -> str:
@@ -42,8 +46,9 @@ class Roles:
         together = next(filter(None, map(best, groups)), "")
         if not together:
             return None
+        same = _same_app(apps, together, runs)
         alone, pooled = (
-            best(label for label, of in runs.items() if getattr(in_report(of[0].kind), role))
+            best(label for label, of in runs.items() if label in same and getattr(in_report(of[0].kind), role))
             for role in ("alone", "pooled")
         )
         return cls(together=together, alone=alone, pooled=pooled)
@@ -52,6 +57,11 @@ class Roles:
     def labels(self) -> set[str]:
         """The modes that have one."""
         return {self.together, self.alone, self.pooled} - {""}
+
+
+def _same_app(apps: Mapping[str, Collection[str]], label: str, runs: Runs) -> Collection[str]:
+    """The modes of the app that has this one."""
+    return next((labels for labels in apps.values() if label in labels), runs.keys())
 
 
 def protected(runs: Runs, protection: str) -> list[str]:
@@ -68,7 +78,7 @@ def claims_of(comparison: Comparison) -> tuple[Claim, ...]:
     metric, runs = JudgedMetric.of(comparison), best_points(comparison)
     if metric is None or not runs:
         return ()
-    roles = Roles.of(runs, metric)
+    roles = Roles.of(runs, metric, comparison.apps)
     judged = {label: of for label, of in runs.items() if any(metric.at(run) is not None for run in of)}
     pairs = list(_pairs(comparison, judged, roles))
     rest = _best_pairs(runs, metric) if roles is None or runs.keys() - roles.labels else []
@@ -101,7 +111,8 @@ def _pairs(comparison: Comparison, runs: Runs, roles: Roles | None) -> Iterator[
             yield "pooled", together, pooled
         if pooled and alone:
             yield "gap", pooled, alone
-        others = protected(runs, "secure") or protected(runs, "plain")
+        same = _same_app(comparison.apps, roles.together, runs)
+        others = [one for one in protected(runs, "secure") or protected(runs, "plain") if one in same]
         yield from (("pooled", runs[one], pooled) for one in others if pooled and one != roles.together)
     yield from _twins(comparison, runs)
 
