@@ -63,7 +63,7 @@ _OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
 _NAMESPACES: Final[dict[namespaces.Kind, str]] = {
     "all": "files, processes and shared memory of its own (namespaces)",
     "files": "files and shared memory of its own (namespaces), but it sees which programs run",
-    "": "no namespaces: it can use other programs' sockets and /dev/shm, and sees which programs run",
+    "": "no namespaces: it has the same sockets, /dev/shm and list of programs as fedcore itself",
 }
 
 

@@ -43,3 +43,22 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
+MOST_EXPOSED = 15
+"""Tenths: what a unit may get from `systemd-analyze security`, 0 for none and 100 for all that can be exposed."""
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("unit", ["fedcore-client", "fedcore-client with a GPU", "fedcore-server"])
+def test_a_unit_exposes_little(unit: str, tmp_path: Path) -> None:
+    name, _, gpu = unit.partition(" ")
+    path = tmp_path / f"{name}@pilot.service"
+    shutil.copy(ROOT / "deploy" / "systemd" / f"{name}@.service", path)
+    if gpu:
+        added = tmp_path / f"{path.name}.d"
+        added.mkdir()
+        shutil.copy(ROOT / "deploy" / "systemd" / "gpu.conf", added)
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSED}", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -21,15 +21,28 @@ CHART = ROOT / "deploy" / "helm" / "fedcore"
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "fedcore.json").read_text())
 
 
+def options_of(name: str) -> dict[str, str]:
+    """Of a unit or of what is added to one; the last line of each."""
+    text = (ROOT / "deploy" / "systemd" / name).read_text()
+    return dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+
+
 @pytest.mark.parametrize("name", ["client", "server"])
-def test_a_unit_covers_no_part_of_proc(name: str) -> None:
+def test_a_unit_has_no_namespaces_to_make_and_nothing_to_change(name: str) -> None:
+    options = options_of(f"fedcore-{name}@.service")
+    assert (options["RestrictNamespaces"], options["NoNewPrivileges"]) == ("yes", "yes")
+    assert (options["CapabilityBoundingSet"], options["User"]) == ("", "fedcore")
+
+
+def test_namespaces_of_user_code_come_with_a_proc_that_is_not_covered() -> None:
     """The kernel lets nobody but root have a /proc of its own if a part of the present one is covered."""
-    text = (ROOT / "deploy" / "systemd" / f"fedcore-{name}@.service").read_text()
-    options = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
-    covering = {"ProtectKernelTunables", "ProtectKernelLogs", "ProtectHostname", "ProtectProc", "ProcSubset"}
-    assert options.keys() & covering == set()
-    assert options["NoNewPrivileges"] == "yes"
-    assert (options["CapabilityBoundingSet"], options["User"]) == ("", "fedcore"), "which may write to nothing there"
+    options = options_of("namespaces.conf")
+    for name in ("client", "server"):
+        covered = {"ProtectKernelTunables", "ProtectKernelLogs", "ProtectHostname"} & options_of(
+            f"fedcore-{name}@.service"
+        ).keys()
+        assert {options[key] for key in covered} == {"no"}
+    assert set(options["RestrictNamespaces"].split()) == {"user", "mnt", "pid", "ipc", "net"}
 
 
 def test_the_chart_changes_only_keys_that_the_servers_kit_has() -> None:
