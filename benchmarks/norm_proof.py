@@ -172,7 +172,7 @@ def _forge(count: int, projections: int) -> tuple[dict[str, int], dict[str, int]
         "over the bound, claimed as short as can be": (forgeries.over_the_bound, large, norms),
         "another vector masked": (forgeries.other_vectors, large, count - lies - altered - norms),
         "a proof altered, or used elsewhere": (forgeries.altered_proofs, small, altered),
-        "short projections claimed of a long vector": (forgeries.lying_provers, small, lies),
+        "a long vector, with numbers that are short or wrap": (forgeries.lying_provers, small, lies),
     }
     passed = {}
     for kind, (forge, statement, tries) in kinds.items():

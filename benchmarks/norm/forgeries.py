@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.norm.group import ORDER
 from benchmarks.norm.proof import Pads, Proof, context_of, prove
+from benchmarks.norm.squares import four_squares, modular_squares
 from benchmarks.norm.statement import Statement, project
 from benchmarks.norm.verifier import Submission, accepted
 
@@ -128,18 +130,35 @@ def _with_a_byte_changed(content: bytes, count: int, rng: np.random.Generator) -
 
 
 def lying_provers(statement: Statement, count: int, rng: np.random.Generator) -> int:
-    """How many of `count` provers pass that claim short projections of a vector that is too long."""
+    """How many of `count` provers of a vector that is too long pass.
+
+    In turn: short numbers, all zero, and the true projections with squares that sum up to the limit modulo the order
+    alone, or do not, in which case the forger says so or claims that they do.
+    """
     passed = 0
     for index in range(count):
-        steps = rng.integers(-2, 3, (statement.words, statement.lanes)) * statement.bound
-        seed, pads = secrets.token_bytes(32), Pads.draw(statement)
-        claimed = project(seed, statement.projections, steps) if index % 2 else steps[: statement.projections] * 0
-        pretended = claimed // (1 << statement.field_bits) if index % 2 else np.resize(claimed, _shape(statement))
-        proof = prove(statement, CONTEXT, seed, steps, pads, pretended=pretended)
+        # Over the limit as a whole, while each number alone is short.
+        norm = 1.5 * np.sqrt(2 * statement.limit / statement.projections)
+        drawn = rng.normal(size=(statement.words, statement.lanes))
+        steps = np.rint(drawn * (norm / np.linalg.norm(drawn))).astype(np.int64)
+        seed, pads = rng.bytes(32), Pads.draw(statement)
+        lanes = project(seed, statement.projections, steps)
+        pretended, squares, fitting = (
+            (lanes >> statement.field_bits, four_squares, False),
+            (lanes * 0, four_squares, False),
+            (lanes, partial(modular_squares, prime=ORDER), False),
+            (lanes, no_squares, False),
+            (lanes, no_squares, True),
+        )[index % 5]
+        proof = prove(
+            statement, CONTEXT, seed, steps, pads, pretended=pretended, squares=squares, fitting=fitting
+        )  # fmt: skip
         submission = Submission(context=CONTEXT, commitment=pads.commitment, proof=proof)
         passed += accepted(statement, seed, [submission])[0]
     return passed
 
 
-def _shape(statement: Statement) -> tuple[int, int]:
-    return statement.projections, statement.lanes
+def no_squares(number: int) -> tuple[int, int, int, int]:
+    """A forger's four, whatever they were to sum up to."""
+    del number
+    return 0, 0, 0, 0

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
 from typing import Self
@@ -29,6 +29,7 @@ from benchmarks.norm.squares import four_squares
 from benchmarks.norm.statement import ROWS, WORD_BITS, Statement, join, project
 
 WORD_BYTES = 8
+Squares = Callable[[int], tuple[int, int, int, int]]
 SHORT_BYTES = 16
 
 
@@ -136,6 +137,8 @@ def prove(
     pads: Pads,
     *,
     pretended: NDArray[np.int64] | None = None,
+    squares: Squares = four_squares,
+    fitting: bool = False,
 ) -> Proof:
     """Prove that `steps` ([words, lanes]), which were masked with `pads`, are within the bound.
 
@@ -146,26 +149,26 @@ def prove(
         steps: Elements in steps, without the offset of fields.
         pads: Those of this exchange; they serve once.
         pretended: Lanes of projections [k, lanes] to claim in place of the true ones, as a forger would.
+        squares: What gives four numbers with a sum of squares; a forger has others.
+        fitting: Claim the squares of z that the limit asks for, if they are others, as a forger would.
 
     Raises:
-        ValueError: The projections are over the limit.
+        ValueError: The projections are over the limit: what is left is negative, and no sum of squares.
     """
     lanes = project(seed, statement.projections, steps)
     values = join(lanes, statement.field_bits) + pads.words
     claimed = lanes if pretended is None else pretended
-    numbers = committed_numbers(statement, claimed, values, pads)
-    return _Prover(statement, context + seed, numbers, values, pads).proof()
+    numbers = committed_numbers(statement, claimed, values, pads, squares)
+    return _Prover(statement, context + seed, numbers, values, pads, fitting).proof()
 
 
 def committed_numbers(
-    statement: Statement, lanes: NDArray[np.int64], values: NDArray[np.uint64], pads: Pads
+    statement: Statement, lanes: NDArray[np.int64], values: NDArray[np.uint64], pads: Pads, squares: Squares
 ) -> list[int]:
     """The vector v, short signed numbers, without those that hide."""
     numbers = [0] * statement.numbers
     spare = statement.limit - sum(lane * lane for lane in lanes.ravel().tolist())
-    if spare < 0:
-        raise ValueError("the update's norm is over the bound")
-    for index, lane in enumerate((*lanes.ravel().tolist(), *four_squares(spare))):
+    for index, lane in enumerate((*lanes.ravel().tolist(), *squares(spare))):
         numbers[statement.square_at(index)] = lane
     differences = zip(values.tolist(), pads.words.tolist(), lanes.tolist(), strict=True)
     for index, (value, pad, row) in enumerate(differences):
@@ -237,8 +240,16 @@ def square_product(statement: Statement, one: Sequence[int], two: Sequence[int])
 
 class _Prover:
     def __init__(
-        self, statement: Statement, context: bytes, numbers: list[int], values: NDArray[np.uint64], pads: Pads
+        self,
+        statement: Statement,
+        context: bytes,
+        numbers: list[int],
+        values: NDArray[np.uint64],
+        pads: Pads,
+        fitting: bool,
     ) -> None:
+        missing = statement.limit - square_product(statement, numbers, numbers)
+        self._lie = missing if fitting else 0
         self._statement, self._pads, self._values = statement, pads, values
         self._transcript = Transcript(context)
         self._numbers = numbers
@@ -275,7 +286,7 @@ class _Prover:
             first_scalar,
             (challenge * (blinding - pad_factor * self._pads.blinding) + hidden_by) % ORDER,
             (challenge * inner_blinding + outer_blinding) % ORDER,
-            square_product(statement, response, response),
+            (square_product(statement, response, response) + challenge * challenge * self._lie) % ORDER,
         )
         transcript.absorb("response", b"".join(map(_scalar_bytes, scalars[1:])))
         folds, last = self._fold(response, form, self._folding_points(pad_factor))
