@@ -15,7 +15,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
@@ -84,11 +84,14 @@ class TrainingColumns:
         "balanced" (`ClassWeights`); 0 if it has none.
     bounds: from the run config, those of the columns whose statistics every client has to know before it trains
         (`standardised`); None if they need none.
+    categories: levels of the features that hold 0 for the first of them, 1 for the next and so on. Questions name each
+        level as a column of its own, `sex=male`, as tables without such features have it.
     """
 
     names: tuple[str, ...] | None = None
     bounds: Callable[[UserConfig], Bounds] | None = None
     classes: int = 0
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def answer_for(self, app: ClientApp, data: Callable[[LocalJob], tuple[Any, Any]]) -> None:
         """Let the app answer `federated_statistics` for what `data` gives."""
@@ -98,7 +101,8 @@ class TrainingColumns:
                 config=context.run_config, node=context.node_config, message=question, client=context.node_id
             )
             parts = data(job) if question.get(f"{PREFIX}all_rows") else data(job)[:1]
-            return _together([_columns_of(part, self.names) for part in parts])
+            together = _together([_columns_of(part, self.names) for part in parts])
+            return {**together, **self._levels(together)}
 
         _register(app, columns)
 
@@ -133,6 +137,15 @@ class TrainingColumns:
         request = dict(statistics_config(question))
         splits = [data(replace(job, message={**job.message, **request}))[0] for job in jobs]
         return pooled(question, [_columns_of(split, self.names) for split in splits]).as_config()
+
+    def _levels(self, columns: Columns) -> Columns:
+        """1 for the rows of each level, 0 for the others and those without a value [n]."""
+        return {
+            f"{name}={level}": (np.asarray(columns[name]) == code).astype(np.float32)
+            for name, levels in self.categories.items()
+            if name in columns
+            for code, level in enumerate(levels)
+        }
 
     def _all_bounds(self, bounds_of: Callable[[UserConfig], Bounds], config: UserConfig) -> Bounds:
         """The bounds that the run config asks for, with those of the classes if these are to be weighed."""

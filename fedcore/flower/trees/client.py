@@ -86,7 +86,8 @@ class TreesApp(ClientApp):
         super().__init__()
         self.categories = {name: tuple(map(str, levels)) for name, levels in categories.items()}
         _check_categories(self.categories)
-        self.columns = TrainingColumns(names=tuple(names) if names is not None else None, bounds=bounds)
+        named = tuple(names) if names is not None else None
+        self.columns = TrainingColumns(names=named, bounds=bounds, categories=self.categories)
         self.columns.answer_for(self, data)
         self.data = data
         self._sites: OrderedDict[tuple[int, int], _Site] = OrderedDict()

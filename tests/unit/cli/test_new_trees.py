@@ -76,6 +76,17 @@ def test_an_app_of_a_table_grows_trees_whose_answers_are_xgboosts(target: str, o
         assert [row[target] for row in answers] == [schema.classes[label] for label in labels]
 
 
+@pytest.mark.parametrize(
+    "question", [("--by", "stage"), ("--crosstab", "stage smoker"), ("--glm", "died ~ age + stage * smoker")]
+)
+def test_its_categories_answer_as_those_of_an_app_without_trees(question: tuple[str, ...]) -> None:
+    """Trees take a category as one column of numbers, and questions name each of its levels."""
+    for name, words in (("grown", ("--model", "trees")), ("trained", ())):
+        done("new", name, "--csv", "patients.csv", "--target", "died", *words)
+        done("stats", name, "--clients", 2, *question, "--out", f"{name}.csv")
+    assert Path("grown.csv").read_text() == Path("trained.csv").read_text()
+
+
 def test_an_early_stop_names_the_round_that_the_model_keeps() -> None:
     done("new", "stops", "--csv", "patients.csv", "--target", "died", "--model", "trees")
     few = "num-server-rounds=6 learning-rate=1.0 early-stopping-rounds=1"
