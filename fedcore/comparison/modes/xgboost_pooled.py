@@ -32,7 +32,7 @@ class PooledXGBoost(Baseline):
 
     def lacks(self, *, trees: bool) -> str:
         if not trees:
-            return "it grows the trees of an app that grows boosted trees, and of no other"
+            return "XGBoost is compared with apps of boosted trees alone"
         return "" if find_spec("xgboost") else "XGBoost is not installed; pip install xgboost, or leave this mode out"
 
     @property
