@@ -28,7 +28,7 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks proofs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-slow test-all matrix coverage check proof format lock peers sbom gpu clean
+.PHONY: help install demo docs test test-slow test-all matrix vm coverage check proof format lock peers sbom gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ test-all: test test-slow  ## run all tests
 WHEELS :=
 matrix: $(STAMP)  ## try the wheel on every Python that is here, with each Flower; installs gigabytes of torch without WHEELS=...
 	env $(FOR_UV) FLWR_TELEMETRY_ENABLED=0 $(PYTHON) benchmarks/matrix.py $(addprefix --find-links ,$(WHEELS)) --save build/matrix.md
+
+vm:  ## install, upgrade and cut off a virtual machine; as root, needs qemu, debootstrap and minutes with KVM
+	deploy/vm/run.sh build/vm
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach
 	$(PYTEST) $(SLOW_WORKERS) --hypothesis-profile thorough tests --cov
