@@ -164,9 +164,9 @@ def _costs(statement: Statement, clients: int) -> Costs:
 def _forge(count: int, projections: int) -> tuple[dict[str, int], dict[str, int]]:
     """How many forgeries of each kind were tried, and how many passed."""
     rng = np.random.default_rng(35)
-    large = Statement(projections=projections, field_bits=16, elements=1024, bound=4095)
+    large = Statement(projections=projections, field_bits=16, elements=256, bound=4095)
     small = Statement(projections=16, field_bits=16, elements=1024, bound=4095, folds=2)
-    lies, altered = max(2, count // 500), max(8, count // 50)
+    lies, altered = max(5, count // 2_000), max(8, count // 250)
     norms = (count - lies - altered) * 2 // 3
     kinds: dict[str, tuple[Callable[[Statement, int, np.random.Generator], int], Statement, int]] = {
         "over the bound, claimed as short as can be": (forgeries.over_the_bound, large, norms),

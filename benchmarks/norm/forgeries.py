@@ -14,7 +14,7 @@ from benchmarks.norm.squares import four_squares, modular_squares
 from benchmarks.norm.statement import Statement, project
 from benchmarks.norm.verifier import Submission, accepted
 
-BATCH = 64
+BATCH = 512
 """Vectors under one coin."""
 MOST_OVER = 32.0
 CONTEXT = context_of(b"forgeries", 1)

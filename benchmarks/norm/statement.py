@@ -26,7 +26,7 @@ ROWS = 128
 """Sums of random subsets that show all committed numbers to be short: one that is not passes each with 1/2 at most."""
 HIDING_BITS = 64
 COMPLETENESS_BITS = SOUNDNESS_BITS = 64
-_BLOCK_WORDS = 1024
+_BLOCK_WORDS = 256
 _PER_BYTE = 4
 _DIGITS = np.array([[(0, 1, 0, -1)[byte >> 2 * i & 3] for i in range(_PER_BYTE)] for byte in range(256)], np.float64)
 
