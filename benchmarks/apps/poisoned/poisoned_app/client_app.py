@@ -59,7 +59,7 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
         factor = float(config["strength"]) * (-1 if kind == "signs" else 1)
         _multiply_update(engine, before, factor)
     if bound := float(config["norm-bound"]):
-        _shrink_update(engine, before, bound * (float(config["norm-slack"]) if poisoned else 1.0))
+        _shrink_update(engine, before, bound * (1.0 if kind == "none" else float(config["norm-slack"])))
     return {"num-examples": summary.examples, "train_loss": _bounded(summary.loss)}
 
 
