@@ -356,6 +356,8 @@ SAVE_BETWEEN(r, c) \
 
 #define SUMMED(r) ((sum[OF(r, 0)] > 0) | ((sum[OF(r, 1)] > 0) << 1))
 
+#define IS_SAVED(r) (kept[r] != 0 && kept[r] == SUMMED(r))
+
 inline save(r) {
   folded = SUMMED(r); kept[r] = folded;
   i = 0;
@@ -409,18 +411,19 @@ proctype Server(byte r) {
        :: else -> work[r] = CLOSING
        fi;
 #ifdef FAULT_REMOVED_FIRST
-       if :: work[r] == SAVING -> vectors = 0 :: else fi;
-#endif
-#ifdef FAULT_DISCLOSED_FIRST
-       if :: work[r] == SAVING -> disclose(INPUT, answered[r]) :: else fi
+       if :: work[r] == SAVING -> vectors = 0 :: else fi
 #endif
      }
-  :: d_step { work[r] == SAVING && (FENCED(r) || kept[r] == SUMMED(r)) ->
+  :: d_step { work[r] == SAVING && (FENCED(r) || IS_SAVED(r)) ->
        if
-       :: kept[r] != SUMMED(r) -> write(r); printf("@ %d save_partial_sum %d\n", r, SUMMED(r)); save(r)
+       :: !IS_SAVED(r) -> write(r); printf("@ %d save_partial_sum %d\n", r, SUMMED(r)); save(r)
        :: else
        fi;
        work[r] = CLOSING }
+#ifdef FAULT_DISCLOSED_FIRST
+  :: d_step { work[r] == CLOSING && stage[r] == INPUT && disclosed[INPUT] == 0 ->
+       printf("@ %d disclose\n", r); disclose(INPUT, answered[r]) }
+#endif
   :: d_step { work[r] == CLOSING && FENCED(r) && row == stage[r] -> write(r);
        printf("@ %d close_stage %d\n", r, stage[r]);
        row = stage[r] + 1; closing[stage[r]] = answered[r];

@@ -97,7 +97,11 @@ class Rig:
         store = Dying(self.services.store, life, writes=WRITES, counted=COMMITS, look=self.look)
         counted = ("put",) if life.puts else ()
         objects = Dying(self.services.objects, life, writes=WRITES, counted=counted, look=self.look)
-        services = replace(self.services, store=store, objects=objects, client_bell=Bell())  # type: ignore[arg-type]
+        return self.exchange_over(store, objects)
+
+    def exchange_over(self, store: Any, objects: Any) -> Exchange:
+        """The exchange as a process has it that writes to these."""
+        services = replace(self.services, store=store, objects=objects, client_bell=Bell())
         log = EventLog(
             store=self.services.store, run=RUN, clock=services.clock, wall=services.wall, bell=services.run_bell
         )
