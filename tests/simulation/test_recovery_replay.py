@@ -25,10 +25,11 @@ from support.services import federation
 from fedcore.errors import RoundFailed
 from fedcore.federation import FederationFolder
 from fedcore.run.engine.outcome import ExchangeFailure
-from fedcore.wire.base import Message
+from fedcore.wire.uploads import ManifestIn
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.masked_sum import MaskedSum
 from server_app.exchanges.receipts import Receipts
+from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.stages import Participants, ParticipantState
 from server_app.storage.database import Database
 from server_app.storage.tables import ExchangeRow
@@ -48,12 +49,12 @@ def later(write: Any) -> None:
 
 
 def answered_first(patch: Patch) -> None:
-    keep = Receipts.keep
+    async def answers_first(self: MessageReceiver, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        await self.add_update(client, manifest)
+        self.clients.take(client)
+        later(self.receipts.keep(client, "manifest", digest, manifest))
 
-    async def answers_first(self: Receipts, client: int, step: str, digest: bytes, body: Message) -> None:
-        later(keep(self, client, step, digest, body))
-
-    patch.setattr(Receipts, "keep", answers_first)
+    patch.setattr(MessageReceiver, "use_update", answers_first)
 
 
 def no_fence(patch: Patch) -> None:

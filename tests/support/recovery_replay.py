@@ -276,6 +276,9 @@ class Replay:
             case (("acknowledge" | "repeat"), [step, client]):
                 self._toward(process, client + 1, step)
                 await asyncio.wait({self.step(client + 1, step)})
+            case "admit", [client]:
+                key = ("add_receipt", MESSAGES[INPUT], client + 1)
+                await self._until(process, lambda: key in process.turns, self.step(client + 1, INPUT))
             case "take", [client]:
                 await asyncio.wait({self.step(client + 1, INPUT)})
             case "drop", [client]:
@@ -300,7 +303,7 @@ class Replay:
             case "cancel", _:
                 await self._cancel(process)
             case _:
-                assert action in ("admit", "fold", "late", "stale", "ended", "exchange"), action
+                assert action in ("fold", "late", "stale", "ended", "exchange"), action
 
     async def _start(self, server: int) -> Process:
         store = await Store.open(self.rig.services.settings.database_file)
