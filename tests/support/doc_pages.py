@@ -25,13 +25,17 @@ OPERATING = tuple(f"docs/howto/{name}.md" for name in ("operating", "client", "r
 """How a federation is run: each page goes on with what those before it started."""
 
 
+WITH_DATA = ("docs/tutorial/study.md",)
+"""Pages whose reader has a published data set in the folder; a test of their own brings it."""
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
 def others() -> list[str]:
     """All other pages on which something is run, by their name."""
-    mine = {*FIRST, *OPERATING}
+    mine = {*FIRST, *OPERATING, *WITH_DATA}
     return [name_of(page) for page in PAGES if name_of(page) not in mine and any(map(runs, blocks(page)))]
 
 
