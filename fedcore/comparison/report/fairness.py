@@ -184,19 +184,24 @@ def secrecy_sentences(comparison: Comparison) -> tuple[str, ...]:
 
 def _sums(comparison: Comparison) -> Iterator[FairnessCheck]:
     """Whether secure sums are the plain means of the same updates, as far as it was checked."""
-    checks = comparison.sum_checks
-    if not checks:
-        return
+    if not comparison.apps and comparison.sum_checks:
+        yield _sums_equal(comparison.sum_checks)
+    for app, labels in comparison.apps.items():
+        if own := [check for check in comparison.sum_checks if check.mode in labels]:
+            made = _sums_equal(own)
+            yield replace(made, name=f"{made.name} of {app}")
+
+
+def _sums_equal(checks: Sequence[SumCheck]) -> FairnessCheck:
     statuses = {check.status for check in checks}
-    values = {_run_and_round(check): _sum_text(check) for check in checks}
     extra = sum(check.extra_rounds for check in checks)
     detail = "the mean of the first secure sum, and of the last, against a plain mean from the same model and seed"
     detail += f"; it took {extra} more round{'s' if extra > 1 else ''} of plain" if extra else ""
-    yield FairnessCheck(
+    return FairnessCheck(
         name="Secure equals plain",
         status="differs" if "differs" in statuses else "unknown" if "unknown" in statuses else "holds",
         detail=detail,
-        values=values,
+        values={_run_and_round(check): _sum_text(check) for check in checks},
     )
 
 

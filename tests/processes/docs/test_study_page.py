@@ -44,5 +44,5 @@ def _made_up(seed: int, rows: int = 150) -> str:
 def test_the_study_is_done_as_its_page_says(heart: Path) -> None:
     do_pages(WITH_DATA, heart)
     report = (heart / "study" / "report.html").read_text()
-    assert report.count("<section") == 3 + 2
+    assert report.count("<section") == 3 + 1
     assert {path.suffix for path in (heart / "study").glob("risk.*")} == {".csv", ".tex", ".json", ".svg"}

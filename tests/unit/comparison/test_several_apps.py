@@ -20,6 +20,7 @@ from fedcore.comparison.report.fairness import fairness
 from fedcore.comparison.report.files import Report
 from fedcore.comparison.report.tables import settings_rows
 from fedcore.comparison.report.verdicts.pairs import claims_of
+from fedcore.comparison.results import SumCheck
 from fedcore.comparison.workers.processes import WorkerReport
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
@@ -121,7 +122,12 @@ def reports() -> tuple[Comparison, Comparison]:
     modes = "federated,centralized,local"
     first, other = (made_up(modes, seeds=count) for count in (1, 2))
     runs = tuple(replace(run, initial_sha256="f" * 64, precision="float64", seed=0) for run in first.runs)
-    return replace(first, app="trees", runs=runs, seeds=(0,), run_config={"max-depth": 3}), replace(other, app="digits")
+    no_mean = SumCheck(mode="federated", seed=0, round=1, status="unknown", reason="no mean")
+    alike = SumCheck(mode="federated", seed=1, round=1, status="holds", tensor="w")
+    return (
+        replace(first, app="trees", runs=runs, seeds=(0,), run_config={"max-depth": 3}, sum_checks=(no_mean,)),
+        replace(other, app="digits", sum_checks=(alike,)),
+    )
 
 
 def test_the_report_measures_each_app_against_itself_and_takes_no_difference_of_apps_for_unfair() -> None:
@@ -130,11 +136,17 @@ def test_the_report_measures_each_app_against_itself_and_takes_no_difference_of_
     seeds = reports()[1].seeds
     jobs[digits] = replace(jobs[digits], seeds=seeds)
     whole = lay_over(dict(zip(jobs, reports(), strict=True)), jobs, {trees: facts(), digits: facts()})
+    sums = {one.name: one.status for one in fairness(whole) if "Secure" in one.name}
+    assert sums == {"Secure equals plain of trees": "unknown", "Secure equals plain of digits": "holds"}
     assert whole.apps.keys() == {"trees", "digits"}
     assert len(whole.labels) == 6
     assert {run.seed for run in whole.runs} == set(whole.seeds) == set(seeds)
     assert {one.name for one in fairness(whole) if one.status == "differs"} == set()
-    assert len([one for one in fairness(whole) if one.name.startswith("Initial weights")]) == 2
+    names = [one.name for one in fairness(whole)]
+    assert [sum(name.startswith(text) for name in names) for text in ("Initial weights", "Secure equals plain")] == [
+        2,
+        2,
+    ]
     of_app = {label: app for app, labels in whole.apps.items() for label in labels}
     about = [one for one in claims_of(whole) if one.about in ("alone", "pooled", "gap")]
     assert about
