@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+UPDATE_TAG: Final = "fedcore/update/v2"
+"""Raised with whatever changes the digest of an update."""
 PART_BYTES: Final = 4 << 20
-"""Divides the 64 MiB chunks of the mask stream, and holds whole 64-bit words. A broken connection costs one at most."""
+"""Divides the 64 MiB chunks of the mask stream, and holds whole 64-bit words."""
 PARTS_IN_FLIGHT: Final = 2
-"""Parts of one client that are under way at the same time: while one waits for its answer, the other has the line."""
+"""Parts of one client that are under way at once: while one waits for its answer, the other has the line. A break costs them."""
 _BLOCK_BYTES: Final = 1 << 20
-_DOMAIN: Final = b"fedcore/update/v2\x00"
 _FIRST_PART_BYTES: Final = 8 << 20
-_FIRST_DOMAIN: Final = b"fedcore/update/v1\x00"
+_FIRST_TAG: Final = "fedcore/update/v1"
 """Those of fedcore 0.2.0, whose replies may lie at a server."""
 
 
@@ -38,7 +39,7 @@ def update_digest(size: int, parts: Iterable[bytes]) -> bytes:
 
     The size fixes where each part begins, and each digest has 32 bytes, so no two updates are hashed as the same text.
     """
-    return _digest(_DOMAIN, size, parts)
+    return _digest(UPDATE_TAG, size, parts)
 
 
 def file_digest(path: Path) -> bytes:
@@ -46,22 +47,22 @@ def file_digest(path: Path) -> bytes:
 
     Raises OSError.
     """
-    return _file_digest(path, _DOMAIN, PART_BYTES)
+    return _file_digest(path, UPDATE_TAG, PART_BYTES)
 
 
 def first_file_digest(path: Path) -> bytes:
     """As `file_digest`, as fedcore 0.2.0 computed it; raises OSError."""
-    return _file_digest(path, _FIRST_DOMAIN, _FIRST_PART_BYTES)
+    return _file_digest(path, _FIRST_TAG, _FIRST_PART_BYTES)
 
 
-def _file_digest(path: Path, domain: bytes, part: int) -> bytes:
+def _file_digest(path: Path, tag: str, part: int) -> bytes:
     with path.open("rb") as file:
         parts = list(_part_digests(file, part))
-        return _digest(domain, file.tell(), parts)
+        return _digest(tag, file.tell(), parts)
 
 
-def _digest(domain: bytes, size: int, parts: Iterable[bytes]) -> bytes:
-    return hashlib.sha256(domain + size.to_bytes(8, "little") + b"".join(parts)).digest()
+def _digest(tag: str, size: int, parts: Iterable[bytes]) -> bytes:
+    return hashlib.sha256(tag.encode() + b"\x00" + size.to_bytes(8, "little") + b"".join(parts)).digest()
 
 
 def _part_digests(file: BinaryIO, part: int) -> Iterator[bytes]:

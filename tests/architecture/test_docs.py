@@ -33,6 +33,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.crypto.domain import Usage
 from fedcore.simulation.checkpoint.state_folder import FORMAT as STATE_FORMAT
+from fedcore.wire.chunks import UPDATE_TAG
 from fedcore.wire.forms import WIRE
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import TASK_TAG
@@ -65,6 +66,7 @@ def test_the_changelog_has_the_versions_of_all_forms() -> None:
     table = dict(reversed(newest_first))
     assert table == {
         "messages between server and client": str(WIRE),
+        "digest of an update": UPDATE_TAG,
         "task": TASK_TAG,
         "secure aggregation": Usage.CONTEXT.value,
         "encoding": ENCODING_TAG,
