@@ -288,7 +288,8 @@ class MaskedInput:
     sha256: bytes
 
     def check(self) -> None:
-        """Raise ProtocolViolation unless the digest has its size."""
+        """Raise ProtocolViolation unless id and size are right."""
+        _check_id(self.client_id)
         _check_bytes(self.sha256, HASH_BYTES, "a digest", self.client_id)
 
     def digest(self) -> bytes:

@@ -17,7 +17,7 @@ UPDATE_TAG: Final = "fedcore/update/v2"
 PART_BYTES: Final = 4 << 20
 """Divides the 64 MiB chunks of the mask stream, and holds whole 64-bit words."""
 PARTS_IN_FLIGHT: Final = 2
-"""Parts of one client that are under way at once: while one waits for its answer, the other has the line. A break costs them."""
+"""Parts of one client on their way at once: one waits for its answer, the other has the line. A break costs both."""
 _BLOCK_BYTES: Final = 1 << 20
 _FIRST_PART_BYTES: Final = 8 << 20
 _FIRST_TAG: Final = "fedcore/update/v1"

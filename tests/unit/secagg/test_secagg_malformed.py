@@ -62,6 +62,13 @@ def _steps(rig):
     rig.unmask()
 
 
+@pytest.mark.parametrize("client", [0, -1, 2**63, True, 1.0, "1", None])
+def test_a_masked_vector_of_no_client_is_malformed(any_rig, client):
+    rig = any_rig().until("upload")
+    rig.refused("malformed", rig.server, lambda: rig.server.receive_input(client, bytes(32)))
+    rig.go_on("upload")
+
+
 def test_no_misshapen_message_moves_anything(any_rig):
     rig = any_rig()
     tried = 0
