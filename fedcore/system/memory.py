@@ -5,6 +5,9 @@ Apart from `fedcore.training`: an app may train with something else, and its mem
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import sys
 import warnings
@@ -15,11 +18,6 @@ from fedcore.errors import ConfigurationError, OutOfMemory
 
 if TYPE_CHECKING:
     import torch
-
-
-import contextlib
-import ctypes
-import gc
 
 WHAT_TO_LOWER: Final = (
     "lower the batch size; or let the engine do the same step in less memory: --engine-set micro-batches=4, "
