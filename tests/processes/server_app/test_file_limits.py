@@ -17,11 +17,11 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
 spool = Spool(folder=pathlib.Path(sys.argv[1]) / "spool", reserve_bytes=0)
 spool.clear()
 objects = DirectoryObjects(pathlib.Path(sys.argv[1]))
-uploads = Uploads(spool, objects, "updates", UpdateLimits(longest=5_000_000, exact=True))
+uploads = Uploads(spool, objects, "updates", UpdateLimits(longest=4_000_000, exact=True))
 async def chunks():
-    for _ in range(50):
+    for _ in range(40):
         yield bytes(100_000)
-body = Body(chunks=chunks(), size=5_000_000, sha256=bytes(32))
+body = Body(chunks=chunks(), size=4_000_000, sha256=bytes(32))
 try:
     asyncio.run(uploads.take(1, 0, body, admit=lambda: None, progress=lambda: None))
 except StorageFull as error:
