@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fedcore.data.table_graph import OPSET, answer_names, fed_columns, made_rows, with_columns
 from fedcore.data.tables import TableSchema
+from fedcore.data.trees_graph import trees_module
 from fedcore.errors import AppError, ConfigurationError, EncodingError, EnvironmentFailure, PeerError
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.state import ModelState
@@ -98,9 +99,9 @@ class Export:
 
     def _open(self) -> TrainedModel:
         trained = open_trained(self.app, self.model, self.run_config)
-        if isinstance(trained.module, TreesModule):
+        if isinstance(trained.module, TreesModule) and self.kind != "onnx":
             raise ConfigurationError(
-                f"--to {self.kind}: the model is boosted trees; export them with --to xgboost", check="trees"
+                f"--to {self.kind}: the model is boosted trees; export them with --to onnx or xgboost", check="trees"
             )
         return trained
 
@@ -119,7 +120,10 @@ class Export:
     def _write_table(self, trained: TrainedModel, schema: TableSchema) -> tuple[dict[str, Any], str]:
         """The module between the columns of a table and its answers; likewise."""
         with self._draft() as draft:
-            program = _onnx_program(trained, trained.example_input(), OPSET).model_proto
+            if isinstance(trained.module, TreesModule):
+                program = trees_module(trained.module.ensemble)
+            else:
+                program = _onnx_program(trained, trained.example_input(), OPSET).model_proto
             draft.write_bytes(with_columns(program, schema).SerializeToString())
             checked = _check_table(draft, trained.module, schema)
         columns, answers = [column.name for column in schema.columns], answer_names(schema)
@@ -235,7 +239,10 @@ def _onnx_program(trained: TrainedModel, inputs: tuple[Tensor, ...], opset: int 
 
 
 def _make_onnx(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -> None:
-    _onnx_program(trained, inputs).save(str(path), external_data=False)
+    if isinstance(trained.module, TreesModule):
+        path.write_bytes(trees_module(trained.module.ensemble).SerializeToString())
+    else:
+        _onnx_program(trained, inputs).save(str(path), external_data=False)
 
 
 def _session(path: Path) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.data.tables import FALSE, TRUE, TableColumn, TableSchema
+from fedcore.data.tables import FALSE, TRUE, CodedSchema, TableColumn, TableSchema
 
 if TYPE_CHECKING:
     import onnx
@@ -28,7 +28,7 @@ OPSET: Final = 20
 CLASSES_KEY: Final = "fedcore.classes"
 """Of a program's metadata: the classes in the order of their probabilities, as a JSON list."""
 _PREFIX: Final = "fedcore/"
-_IR_VERSION: Final = 10
+IR_VERSION: Final = 10
 _SPACES: Final = r"[\s\p{Z}]*"
 """What `read_cells` strips, in RE2."""
 
@@ -42,8 +42,9 @@ def with_columns(module: onnx.ModelProto, schema: TableSchema) -> onnx.ModelProt
     from onnx import checker, compose, helper
 
     prefixed = compose.add_prefix(module, f"{_PREFIX}module/")
-    nodes = _Nodes()
-    features = nodes.add("Concat", *(_features(nodes, column) for column in schema.columns), axis=1)
+    nodes = Nodes()
+    of_column = _coded if isinstance(schema, CodedSchema) else _features
+    features = nodes.add("Concat", *(of_column(nodes, column) for column in schema.columns), axis=1)
     inner = prefixed.graph
     (features_in,), (output,) = inner.input, inner.output
     nodes.named(features, features_in.name)
@@ -61,7 +62,7 @@ def with_columns(module: onnx.ModelProto, schema: TableSchema) -> onnx.ModelProt
         graph,
         opset_imports=[helper.make_opsetid(domain, version) for domain, version in imports.items()],
         functions=list(module.functions),
-        ir_version=_IR_VERSION,
+        ir_version=IR_VERSION,
         producer_name="fedcore",
     )
     metadata = {entry.key: entry.value for entry in module.metadata_props}
@@ -105,7 +106,7 @@ def _made_cells(column: TableColumn) -> list[str]:
 
 
 @dataclass(slots=True)
-class _Nodes:
+class Nodes:
     """The nodes of a graph as they come, with constants, each value under a name that no column has."""
 
     made: list[Any] = field(default_factory=list)
@@ -141,7 +142,7 @@ def _input(column: TableColumn) -> Any:
     return helper.make_tensor_value_info(column.name, kind, ["rows", 1])
 
 
-def _features(nodes: _Nodes, column: TableColumn) -> str:
+def _features(nodes: Nodes, column: TableColumn) -> str:
     """The name of what `TableColumn.values` gives, float32 [n, features]."""
     from onnx import TensorProto
 
@@ -161,7 +162,20 @@ def _features(nodes: _Nodes, column: TableColumn) -> str:
     return nodes.add("Cast", nodes.add("Concat", *flags, axis=1), to=TensorProto.FLOAT)
 
 
-def _matches(nodes: _Nodes, column: TableColumn, pattern: str) -> str:
+def _coded(nodes: Nodes, column: TableColumn) -> str:
+    """The name of the column's one feature, as `CodedSchema` has it, float32 [n, 1]."""
+    flags = _features(nodes, column)
+    if column.kind != "category":
+        return flags
+    codes = nodes.constant(np.arange(len(column.categories), dtype=np.float32)[:, None])
+    one = nodes.add("ReduceMax", flags, nodes.constant(np.array([1])), keepdims=1)
+    missing = nodes.add("Equal", one, nodes.constant(np.array(0, np.float32)))
+    return nodes.add(
+        "Where", missing, nodes.constant(np.array(math.nan, np.float32)), nodes.add("MatMul", flags, codes)
+    )
+
+
+def _matches(nodes: Nodes, column: TableColumn, pattern: str) -> str:
     return nodes.add("RegexFullMatch", column.name, pattern=f"{_SPACES}(?:{pattern}){_SPACES}")
 
 
@@ -188,7 +202,7 @@ def _numeric_form(value: float) -> str:
     return rf"{sign}0*{integer}(?:\.0*)?" if integer else rf"{sign}(?:0+(?:\.0*)?|\.0+)"
 
 
-def _answers(nodes: _Nodes, output: str, schema: TableSchema) -> list[Any]:
+def _answers(nodes: Nodes, output: str, schema: TableSchema) -> list[Any]:
     """Makes the outputs of what the module gives, and says what they are."""
     from onnx import TensorProto, helper
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,24 @@ def xgboost_of(
     cuts = [values[starts[f] + 1 : starts[f + 1]] for f in range(x.shape[1])]
     booster = xgboost.train(xgboost_parameters(settings, base_score, max_bin), data, trees, **more)
     return booster, Cuts.of(cuts, dict(enumerate(levels)))
+
+
+def model_of_xgboost(objective: str, levels: tuple[int, ...], *, trees: int = 5) -> tuple[Ensemble, Any, Table]:
+    """A model that XGBoost grew, in our form; the booster itself; and the table.
+
+    Args:
+        levels: of each column of categories, which come first.
+    """
+    x, y = made_table(5, objective=objective)
+    if levels:
+        x, y = with_categories(x, y, 5, levels)
+    settings = BoostingSettings(objective=objective, num_class=3 if objective == SOFTPROB else 0, max_depth=4)
+    booster, cuts = xgboost_of(x, y, settings, trees=trees, base_score=None, levels=levels)
+    names = tuple(f"x{at}" for at in range(x.shape[1]))
+    called = tuple(tuple(f"level {code}" for code in range(count)) for count in levels)
+    called += ((),) * (len(names) - len(levels))
+    first = Ensemble(settings, cuts, names, 0.5, trees * settings.groups, levels=called)
+    return first.with_xgboost(json.loads(booster.save_raw("json"))), booster, (x, y)
 
 
 def xgboost_parameters(settings: BoostingSettings, base_score: float | None, max_bin: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.boosting import boosted_over_sites, made_table, with_categories, xgboost_of
+from support.boosting import boosted_over_sites, made_table, model_of_xgboost, with_categories, xgboost_of
 from support.later import Later
 
 from fedcore.trees import BoostingSettings, Ensemble
@@ -125,16 +125,7 @@ def test_twenty_trees_with_categories_are_xgboosts() -> None:
 @pytest.mark.parametrize("objective", [*OBJECTIVES, SOFTPROB])
 @pytest.mark.parametrize("levels", [(), (3, 20)])
 def test_a_model_of_xgboost_answers_the_same_in_our_form(objective: str, levels: tuple[int, ...]) -> None:
-    x, y = made_table(5, objective=objective)
-    if levels:
-        x, y = with_categories(x, y, 5, levels)
-    settings = BoostingSettings(objective=objective, num_class=3 if objective == SOFTPROB else 0, max_depth=4)
-    booster, cuts = xgboost_of(x, y, settings, trees=5, base_score=None, levels=levels)
-    names = tuple(f"x{at}" for at in range(x.shape[1]))
-    called = tuple(tuple(f"level {code}" for code in range(count)) for count in levels)
-    called += ((),) * (len(names) - len(levels))
-    first = Ensemble(settings, cuts, names, 0.5, 5 * settings.groups, levels=called)
-    ours = first.with_xgboost(json.loads(booster.save_raw("json")))
+    ours, booster, (x, _) = model_of_xgboost(objective, levels)
     assert ours.rounds == 5
     types = ["c"] * len(levels) + ["float"] * (x.shape[1] - len(levels))
     theirs = booster.predict(xgboost.DMatrix(x, feature_types=types, enable_categorical=True))
