@@ -25,9 +25,9 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from fedcore.data.table_graph import OPSET, answer_names, fed_columns, made_rows, with_columns
+from fedcore.data.graphs.table_graph import OPSET, answer_names, fed_columns, made_rows, with_columns
+from fedcore.data.graphs.trees_graph import trees_module
 from fedcore.data.tables import TableSchema
-from fedcore.data.trees_graph import trees_module
 from fedcore.errors import AppError, ConfigurationError, EncodingError, EnvironmentFailure, PeerError
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.state import ModelState

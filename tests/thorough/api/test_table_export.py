@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.data.table_graph import CLASSES_KEY, fed_columns
+from fedcore.data.graphs.table_graph import CLASSES_KEY, fed_columns
 from fedcore.data.tables import TableSchema
 
 _WARDS = ["north wing", "süd", "O'Brien (3)", "a.b", "0"]

@@ -10,7 +10,7 @@ from support.boosting import model_of_xgboost
 from support.later import Later
 from support.raising import raises
 
-from fedcore.data.trees_graph import trees_module
+from fedcore.data.graphs.trees_graph import trees_module
 from fedcore.errors import ConfigurationError
 from fedcore.trees.settings import LOGISTIC, OBJECTIVES
 

@@ -42,7 +42,7 @@ def with_columns(module: onnx.ModelProto, schema: TableSchema) -> onnx.ModelProt
     from onnx import checker, compose, helper
 
     prefixed = compose.add_prefix(module, f"{_PREFIX}module/")
-    nodes = Nodes()
+    nodes = GraphNodes()
     of_column = _coded if isinstance(schema, CodedSchema) else _features
     features = nodes.add("Concat", *(of_column(nodes, column) for column in schema.columns), axis=1)
     inner = prefixed.graph
@@ -106,7 +106,7 @@ def _made_cells(column: TableColumn) -> list[str]:
 
 
 @dataclass(slots=True)
-class Nodes:
+class GraphNodes:
     """The nodes of a graph as they come, with constants, each value under a name that no column has."""
 
     made: list[Any] = field(default_factory=list)
@@ -142,7 +142,7 @@ def _input(column: TableColumn) -> Any:
     return helper.make_tensor_value_info(column.name, kind, ["rows", 1])
 
 
-def _features(nodes: Nodes, column: TableColumn) -> str:
+def _features(nodes: GraphNodes, column: TableColumn) -> str:
     """The name of what `TableColumn.values` gives, float32 [n, features]."""
     from onnx import TensorProto
 
@@ -162,7 +162,7 @@ def _features(nodes: Nodes, column: TableColumn) -> str:
     return nodes.add("Cast", nodes.add("Concat", *flags, axis=1), to=TensorProto.FLOAT)
 
 
-def _coded(nodes: Nodes, column: TableColumn) -> str:
+def _coded(nodes: GraphNodes, column: TableColumn) -> str:
     """The name of the column's one feature, as `CodedSchema` has it, float32 [n, 1]."""
     flags = _features(nodes, column)
     if column.kind != "category":
@@ -175,7 +175,7 @@ def _coded(nodes: Nodes, column: TableColumn) -> str:
     )
 
 
-def _matches(nodes: Nodes, column: TableColumn, pattern: str) -> str:
+def _matches(nodes: GraphNodes, column: TableColumn, pattern: str) -> str:
     return nodes.add("RegexFullMatch", column.name, pattern=f"{_SPACES}(?:{pattern}){_SPACES}")
 
 
@@ -202,7 +202,7 @@ def _numeric_form(value: float) -> str:
     return rf"{sign}0*{integer}(?:\.0*)?" if integer else rf"{sign}(?:0+(?:\.0*)?|\.0+)"
 
 
-def _answers(nodes: Nodes, output: str, schema: TableSchema) -> list[Any]:
+def _answers(nodes: GraphNodes, output: str, schema: TableSchema) -> list[Any]:
     """Makes the outputs of what the module gives, and says what they are."""
     from onnx import TensorProto, helper
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.data.table_graph import IR_VERSION, OPSET, Nodes
+from fedcore.data.graphs.table_graph import IR_VERSION, OPSET, GraphNodes
 from fedcore.errors import ConfigurationError
 from fedcore.trees import Ensemble
 from fedcore.trees.tree import ABSENT, RegressionTree
@@ -35,7 +35,7 @@ def trees_module(ensemble: Ensemble) -> onnx.ModelProto:
 
     if not ensemble.trees:
         raise ConfigurationError("the model has no trees yet", check="no-trees")
-    nodes, table = Nodes(), _Table(features=len(ensemble.names))
+    nodes, table = GraphNodes(), _Table(features=len(ensemble.names))
     groups = ensemble.settings.groups
     for number, tree in enumerate(ensemble.trees):
         table.add(number, tree, number % groups)
@@ -78,7 +78,7 @@ class _Table:
     def add(self, number: int, tree: RegressionTree, target: int) -> None:
         """Append a tree whose leaves count for this output."""
         nodes = np.flatnonzero(tree.feature != ABSENT)
-        place = {int(node): at for at, node in enumerate(nodes)}
+        numbers = {int(node): at for at, node in enumerate(nodes)}
         for node in map(int, nodes):
             is_split = tree.feature[node] >= 0
             chosen = tuple(map(int, tree.categories_of(node))) if is_split else ()
@@ -89,18 +89,18 @@ class _Table:
                 self.splits[len(self.columns.get("nodes_nodeids", ()))] = int(tree.feature[node]), sets.index(chosen)
             self._append(
                 nodes_treeids=number,
-                nodes_nodeids=place[node],
+                nodes_nodeids=numbers[node],
                 nodes_modes="BRANCH_LT" if is_split else "LEAF",
                 nodes_featureids=int(tree.feature[node]) if is_split else 0,
                 nodes_values=0.5 if chosen else float(tree.threshold[node]) if is_split else 0.0,
-                nodes_truenodeids=place[2 * node + 1] if is_split else 0,
-                nodes_falsenodeids=place[2 * node + 2] if is_split else 0,
+                nodes_truenodeids=numbers[2 * node + 1] if is_split else 0,
+                nodes_falsenodeids=numbers[2 * node + 2] if is_split else 0,
                 nodes_missing_value_tracks_true=int(tree.default_left[node]) if is_split else 0,
             )
             if not is_split:
                 self._append(
                     target_treeids=number,
-                    target_nodeids=place[node],
+                    target_nodeids=numbers[node],
                     target_ids=target,
                     target_weights=float(tree.weight[node]),
                 )
@@ -120,7 +120,7 @@ class _Table:
         return columns
 
 
-def _sets(nodes: Nodes, feature: int, chosen: list[tuple[int, ...]]) -> str:
+def _sets(nodes: GraphNodes, feature: int, chosen: list[tuple[int, ...]]) -> str:
     """The name of what a column of categories is in, float32 [n, sets].
 
     Codes beyond all sets are in none of them, as in `RegressionTree.leaves_of`.
