@@ -28,10 +28,10 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks proofs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-slow test-all matrix vm coverage check proof format lock peers sbom gpu clean
+.PHONY: help install demo docs test test-processes test-slow test-all matrix vm coverage check proof format lock peers sbom gpu clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv with the locked dependencies and this project
 
@@ -73,6 +73,12 @@ test: $(STAMP)  ## run all that is quick, and one real federation
 	$(PYTEST) $(QUICK_WORKERS) --test-seconds 2 $(ONE_FEDERATION) $(QUICK)
 	@echo "Not run: tests that start processes, train for long or measure (tests/processes, integration, thorough,"
 	@echo "benchmarks), and the many examples of property tests. All of these: make test-slow"
+
+# Of the slow ones what a change is most likely to break; the folders of pages take as long as all others.
+PROCESS_FILES = $(filter-out %/docs %/__pycache__,$(patsubst %/,%,$(wildcard tests/processes/*/)) $(wildcard tests/processes/test_*.py)) \
+	tests/simulation tests/integration/test_own_keys.py tests/integration/test_replicas.py
+test-processes: $(STAMP)  ## run those of `make test-slow` that start single processes, and two federations
+	@$(PYTEST) $(SLOW_WORKERS) $(PROCESS_FILES)
 
 test-slow: $(STAMP)  ## run what `make test` leaves out
 	@$(PYTEST) $(SLOW_WORKERS) $(SLOW) --ignore $(ONE_FEDERATION) $(SLOW_FILES)
