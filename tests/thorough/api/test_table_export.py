@@ -53,15 +53,24 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("target", "weight"), [("died", "none"), ("died", "balanced"), ("stage", "balanced"), ("cost", "")]
+    ("target", "weight", "model"),
+    [
+        ("died", "none", "linear"),
+        ("died", "balanced", "linear"),
+        ("stage", "balanced", "linear"),
+        ("cost", "", "network"),
+        ("died", "", "trees"),
+        ("stage", "", "trees"),
+        ("cost", "", "trees"),
+    ],
 )
 def test_a_program_answers_as_predict_does(
-    table: Path, target: str, weight: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: Path, target: str, weight: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     categories = ("--categories", "grade=1|2|3", "--categories", "half=-0.5|0|0.5")
-    name = f"by-{target}-{weight}".rstrip("-")  # a process imports a package of one name once
-    command("new", name, "--csv", str(table), "--target", target, *categories)
+    name = f"{model}-by-{target}-{weight}".rstrip("-")  # a process imports a package of one name once
+    command("new", name, "--csv", str(table), "--target", target, "--model", model, *categories)
     config = "num-server-rounds=1" + (f' class-weight="{weight}"' if weight else "")
     quick = ("--clients", "2", "--run-config", config, "--engine", "inline")
     command("simulate", name, *quick, "--out", "model.safetensors")
