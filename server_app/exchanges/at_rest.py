@@ -46,8 +46,11 @@ def update_digest_of(path: Path) -> str:
 
 def reply_digest_of(path: Path, digest: str) -> str:
     """The same of a plain reply; in the form of fedcore 0.2.0 if that is the one of `digest`. Raises OSError."""
+    ours = update_digest_of(path)
+    if ours == digest:  # else the file is read again: it is an old one, or damaged
+        return ours
     first = first_file_digest(path).hex()
-    return first if first == digest else update_digest_of(path)
+    return first if first == digest else ours
 
 
 def damaged_message(receipts: Iterable[ReceiptRow], names: Mapping[int, str]) -> DamagedAtRest | None:
