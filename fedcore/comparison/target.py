@@ -7,7 +7,6 @@ at the end of the training that made it; nothing is interpolated between models.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -16,6 +15,7 @@ from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import Better, known_by_name
 from fedcore.comparison.results import CurvePoint, number_of
 from fedcore.errors import ConfigurationError
+from fedcore.system.assignments import finite_number
 from fedcore.wire.events import ExchangeDone, FiguresFound, RunEvent
 
 _SHAPE = "--target is NAME:VALUE, NAME:VALUE:max or NAME:VALUE:min, as in eval_acc:0.9 or rmse:4:min"
@@ -60,7 +60,7 @@ class Target:
         """
         words = text.split(":")
         better: str | None = words.pop() if words[-1] in ("max", "min") else None
-        name, value = ":".join(words[:-1]), _number(words[-1])
+        name, value = ":".join(words[:-1]), finite_number(words[-1])
         if not name or value is None:
             raise ConfigurationError(f"{_SHAPE}, not {text!r}", check="target-form")
         better = better or known_by_name([name])[name]
@@ -148,11 +148,3 @@ def line_of(progress: Mapping[str, Any], reported: Iterable[str]) -> str:
         return f"{target}: not reached, the best was {progress['best']:.4f}"
     names = ", ".join(sorted(reported))
     return f"{target}: no evaluation reports {target.metric!r}; there is {names or 'nothing'}"
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -147,3 +147,12 @@ def type_name(kind: type) -> str:
 def kebab(name: str) -> str:
     """A field's name as a key."""
     return name.replace("_", "-")
+
+
+def finite_number(text: str) -> float | None:
+    """The number that a text is; None for what is no finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.data.tables import FALSE, TRUE, CodedSchema, TableColumn, TableSchema
+from fedcore.system.assignments import finite_number
 
 if TYPE_CHECKING:
     import onnx
@@ -153,7 +154,7 @@ def _features(nodes: GraphNodes, column: TableColumn) -> str:
         one, zero, missing = (nodes.constant(np.array(value, np.float32)) for value in (1, 0, math.nan))
         is_true, is_false = (_matches(nodes, column, f"(?i){_either(words)}") for words in (TRUE, FALSE))
         return nodes.add("Where", is_true, one, nodes.add("Where", is_false, zero, missing))
-    values = [_number(one) for one in column.categories]
+    values = [finite_number(one) for one in column.categories]
     forms = [
         re.escape(name) if value is None or None in values else f"{re.escape(name)}|{_numeric_form(value)}"
         for name, value in zip(column.categories, values, strict=True)
@@ -181,15 +182,6 @@ def _matches(nodes: GraphNodes, column: TableColumn, pattern: str) -> str:
 
 def _either(words: frozenset[str]) -> str:
     return "|".join(map(re.escape, sorted(words)))
-
-
-def _number(text: str) -> float | None:
-    """None for what is no finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _numeric_form(value: float) -> str:
