@@ -2,8 +2,8 @@
 
     python benchmarks/norm_proof.py [--quick] [--json]
 
-benchmarks/norm is the construction that docs/adr/0074-norm-proofs.md chose; it is not in the product. After all masked
-vectors are there the server throws a coin; each client tells k random projections of its vector, hidden by pads that
+fedcore/secagg/norm is the construction that docs/adr/0074-norm-proofs.md chose. After all masked vectors are there the
+server throws a coin; each client tells k random projections of its vector, hidden by pads that
 it masked with the vector and committed to, and proves in zero knowledge that they are short. The sum of what all told
 has to be the projection of the secure sum, so nobody can prove one vector and mask another.
 
@@ -14,6 +14,7 @@ least, times what one takes here.
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import sys
 import time
@@ -26,13 +27,14 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.norm import forgeries
-from benchmarks.norm.group import combine, generators, scalar
-from benchmarks.norm.proof import WORD_BYTES, Pads, Proof, context_of, prove
-from benchmarks.norm.statement import Statement, join, project_words
-from benchmarks.norm.verifier import Submission, accepted
+from fedcore.secagg.norm import Pads, Statement, Submission, accepted, prove, values_of
+from fedcore.secagg.norm.group import POINT_BYTES, combine, generators, scalar
+from fedcore.secagg.norm.projection import join, project_words
+from fedcore.secagg.norm.statement import WORD_BYTES
 
 CLIENT_SECONDS_AIM: Final = 10.0
 UPLOAD_AIM: Final = 1.2
@@ -41,7 +43,6 @@ SERVER_SECONDS_AIM: Final = 60.0
 PROJECTIONS: Final = 1024
 FIELD_BITS: Final = {8: 16, 100: 21}
 """By clients: as narrow as leaves a bound of some thousand steps room for the sum."""
-COMMITMENT_BYTES: Final = 32
 POINT_SAMPLE: Final = 500
 ACORN_SECONDS: Final = 80.0 / 250_000
 """A client's for each value of 16 bits (Bell et al. 2022, eprint 2022/1461), on their machine."""
@@ -53,6 +54,7 @@ class Costs:
     """One size. client, server: seconds. extra, vector: bytes that a client sends for the proof, and without it."""
 
     statement: Statement
+    elements: int
     clients: int
     client: float
     server: float
@@ -60,16 +62,15 @@ class Costs:
 
     @property
     def vector(self) -> int:
-        return WORD_BYTES * self.statement.words
+        return WORD_BYTES * words_of(self.statement, self.elements)
 
     @property
     def over(self) -> float:
         return 1 + self.extra / self.vector
 
     def row(self) -> tuple[str, ...]:
-        statement = self.statement
         return (
-            f"{statement.elements:,}", str(self.clients), str(statement.field_bits), f"{self.client:.1f}",
+            f"{self.elements:,}", str(self.clients), str(self.statement.field_bits), f"{self.client:.1f}",
             f"{self.server:.1f}", f"{self.extra:,}", f"{self.over:.3f}",
         )  # fmt: skip
 
@@ -83,12 +84,10 @@ def measure(arguments: argparse.Namespace) -> Report:
     """All sizes, then the forgeries."""
     projections = sized(arguments, smallest=16, quick=128, whole=PROJECTIONS)
     elements = sized(arguments, smallest=(1_000,), quick=(10_000, 100_000), whole=(10_000, 100_000, 1_000_000))
-    costs = [_costs(statement_for(clients, size, projections), clients) for size in elements for clients in FIELD_BITS]
+    costs = [_costs(statement_for(clients, projections), size, clients) for size in elements for clients in FIELD_BITS]
     tried, passed = _forge(sized(arguments, smallest=60, quick=2_000, whole=100_000), projections)
     main_size = elements[min(1, len(elements) - 1)]
-    few, many = (
-        next(one for one in costs if one.statement.elements == main_size and one.clients == n) for n in FIELD_BITS
-    )
+    few, many = (next(one for one in costs if one.elements == main_size and one.clients == n) for n in FIELD_BITS)
     return Report(
         benchmark="norm_proof",
         figures=(
@@ -122,16 +121,21 @@ def measure(arguments: argparse.Namespace) -> Report:
     )
 
 
-def statement_for(clients: int, elements: int, projections: int) -> Statement:
+def statement_for(clients: int, projections: int) -> Statement:
     """As wide a bound as a field leaves room for: a sum of all clients' largest elements."""
     bits = FIELD_BITS[clients]
     bound = ((1 << bits) - 1) // (2 * clients)
-    return Statement(projections=projections, field_bits=bits, elements=elements, bound=bound)
+    return Statement(projections=projections, field_bits=bits, bound=bound)
 
 
-def honest_steps(statement: Statement, rng: np.random.Generator) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def words_of(statement: Statement, elements: int) -> int:
+    """How many words hold an update."""
+    return -(-elements // statement.lanes)
+
+
+def honest_steps(statement: Statement, elements: int) -> NDArray[np.int64]:
     """An update [words, lanes] just within the bound."""
-    drawn = rng.normal(size=(statement.words, statement.lanes))
+    drawn = np.random.default_rng(elements).normal(size=(words_of(statement, elements), statement.lanes))
     return np.trunc(drawn * (statement.bound / np.linalg.norm(drawn))).astype(np.int64)
 
 
@@ -141,31 +145,31 @@ def _seconds(work: Callable[[], Result]) -> tuple[float, Result]:
     return time.process_time() - started, result
 
 
-def _costs(statement: Statement, clients: int) -> Costs:
-    say(f"{statement.elements:,} elements, {clients} clients")
-    steps = honest_steps(statement, np.random.default_rng(statement.elements))
+def _costs(statement: Statement, elements: int, clients: int) -> Costs:
+    say(f"{elements:,} elements, {clients} clients")
+    steps = honest_steps(statement, elements)
     generators("number", statement.numbers)
-    context, seed = context_of(b"benchmark", 1), secrets.token_bytes(32)
+    context, coin = secrets.token_bytes(32), secrets.token_bytes(32)
     before, pads = _seconds(lambda: Pads.draw(statement))
-    after, proof = _seconds(lambda: prove(statement, context, seed, steps, pads))
-    content = proof.to_bytes()
-    submission = Submission(context=context, commitment=pads.commitment, proof=Proof.from_bytes(content, statement))
-    server, results = _seconds(lambda: accepted(statement, seed, [submission] * clients))
+    after, proof = _seconds(lambda: prove(statement, context, coin, [steps], pads))
+    submission = Submission(context=context, commitment=pads.commitment, proof=proof)
+    server, results = _seconds(lambda: accepted(statement, coin, [submission] * clients))
     words = join(steps, statement.field_bits)
-    checking, projected = _seconds(lambda: project_words(seed, statement.projections, words))
-    if not all(results) or not np.array_equal(projected + pads.words, proof.values):
+    checking, projected = _seconds(lambda: project_words(coin, statement.projections, [words]))
+    if not all(results) or not np.array_equal(projected + pads.words, values_of(proof, statement)):
         raise AssertionError("an honest proof does not pass")
-    extra = WORD_BYTES * statement.projections + COMMITMENT_BYTES + len(content)
+    extra = WORD_BYTES * statement.projections + POINT_BYTES + len(proof)
     return Costs(
-        statement=statement, clients=clients, client=before + after, server=server + checking, extra=extra
+        statement=statement, elements=elements, clients=clients, client=before + after, server=server + checking,
+        extra=extra,
     )  # fmt: skip
 
 
 def _forge(count: int, projections: int) -> tuple[dict[str, int], dict[str, int]]:
     """How many forgeries of each kind were tried, and how many passed."""
     rng = np.random.default_rng(35)
-    large = Statement(projections=projections, field_bits=16, elements=256, bound=4095)
-    small = Statement(projections=16, field_bits=16, elements=1024, bound=4095, folds=2)
+    large = Statement(projections=projections, field_bits=16, bound=4095)
+    small = Statement(projections=16, field_bits=16, bound=4095, folds=2)
     lies, altered = max(5, count // 2_000), max(8, count // 250)
     norms = (count - lies - altered) * 2 // 3
     kinds: dict[str, tuple[Callable[[Statement, int, np.random.Generator], int], Statement, int]] = {
@@ -184,7 +188,7 @@ def _forge(count: int, projections: int) -> tuple[dict[str, int], dict[str, int]
 def _others(elements: tuple[int, ...]) -> Table:
     """The candidates that were not chosen, from below: 16-bit fields, and eight clients."""
     points = generators("number", POINT_SAMPLE)
-    seconds = _seconds(lambda: combine((scalar(), point) for point in points))[0] / POINT_SAMPLE
+    seconds = _seconds(lambda: combine((scalar(os.urandom), point) for point in points))[0] / POINT_SAMPLE
     rows = []
     for d in elements:
         vector = 2 * d

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.norm.group import ORDER
-from benchmarks.norm.proof import Pads, Proof, context_of, prove
-from benchmarks.norm.squares import four_squares, modular_squares
-from benchmarks.norm.statement import Statement, project
-from benchmarks.norm.verifier import Submission, accepted
+from fedcore.secagg.norm import Pads, Statement, Submission, accepted, prove
+from fedcore.secagg.norm.group import ORDER
+from fedcore.secagg.norm.projection import project
+from fedcore.secagg.norm.prover import Prover
 
 BATCH = 512
 """Vectors under one coin."""
 MOST_OVER = 32.0
-CONTEXT = context_of(b"forgeries", 1)
+WORDS = 64
+"""Of a forged vector."""
+CONTEXT, ELSEWHERE = (hashlib.sha256(name).digest() for name in (b"forgeries", b"elsewhere"))
 
 
 def over_the_bound(statement: Statement, count: int, rng: np.random.Generator) -> int:
@@ -29,8 +31,8 @@ def over_the_bound(statement: Statement, count: int, rng: np.random.Generator) -
     passed = 0
     for start in range(0, count, BATCH):
         vectors = np.stack([_vector(statement, start + i, rng) for i in range(min(BATCH, count - start))], axis=1)
-        columns = vectors.reshape(statement.words, -1)
-        lanes = project(rng.bytes(32), statement.projections, columns)
+        columns = vectors.reshape(WORDS, -1)
+        lanes = project(rng.bytes(32), statement.projections, columns.shape[1], [columns])
         shaped = lanes.reshape(statement.projections, -1, statement.lanes)
         shaped[..., 0] += rng.integers(0, 1 << statement.field_bits, shaped.shape[:2])
         passed += int((shortest_claims(statement, shaped) <= statement.limit).sum())
@@ -51,12 +53,12 @@ def shortest_claims(statement: Statement, lanes: NDArray[np.int64]) -> NDArray[n
 
 def _vector(statement: Statement, index: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Steps [words, lanes] of one forged update."""
-    modulus, steps = 1 << statement.field_bits, np.zeros((statement.words, statement.lanes))
+    modulus, steps = 1 << statement.field_bits, np.zeros((WORDS, statement.lanes))
     shape, flat = index % 6, steps.reshape(-1)
     if shape == 0:
         steps[:] = rng.normal(size=steps.shape)
     elif shape == 1:
-        steps[:, rng.integers(statement.lanes)] = rng.normal(size=statement.words)
+        steps[:, rng.integers(statement.lanes)] = rng.normal(size=WORDS)
     elif shape in (2, 3):
         flat[rng.choice(flat.size, 16 if shape == 2 else 1, replace=False)] = rng.choice([-1.0, 1.0])
     elif shape == 4:
@@ -83,9 +85,8 @@ def other_vectors(statement: Statement, count: int, rng: np.random.Generator) ->
     for start in range(0, count, BATCH):
         batch = [_difference(statement, start + i, rng) for i in range(min(BATCH, count - start))]
         limbs = np.stack(batch, axis=1).view(np.uint32).astype(np.int64)
-        low, high = project(rng.bytes(32), statement.projections, limbs).astype(np.uint64).reshape(
-            statement.projections, -1, 2
-        ).transpose(2, 1, 0)  # fmt: skip
+        projected = project(rng.bytes(32), statement.projections, limbs.shape[1], [limbs]).astype(np.uint64)
+        low, high = projected.reshape(statement.projections, -1, 2).transpose(2, 1, 0)
         passed += int((~(low + (high << np.uint64(32))).any(axis=1)).sum())
     return passed
 
@@ -93,33 +94,30 @@ def other_vectors(statement: Statement, count: int, rng: np.random.Generator) ->
 def _difference(statement: Statement, index: int, rng: np.random.Generator) -> NDArray[np.uint64]:
     """Words [words] that a forger adds to what it proved."""
     if index % 3 == 2:
-        return np.frombuffer(rng.bytes(8 * statement.words), np.uint64)
-    difference = np.zeros(statement.words, np.uint64)
+        return np.frombuffer(rng.bytes(8 * WORDS), np.uint64)
+    difference = np.zeros(WORDS, np.uint64)
     bit = 63 if index % 3 else int(rng.integers(statement.lanes)) * statement.field_bits
-    difference[rng.integers(statement.words)] = np.uint64(1 << bit)
+    difference[rng.integers(WORDS)] = np.uint64(1 << bit)
     return difference
 
 
 def altered_proofs(statement: Statement, count: int, rng: np.random.Generator) -> int:
     """How many of `count` good proofs pass with one byte changed, for another coin, client or commitment."""
-    steps = np.zeros((statement.words, statement.lanes), np.int64)
-    seed, pads, others = rng.bytes(32), Pads.draw(statement), Pads.draw(statement)
-    content = prove(statement, CONTEXT, seed, steps, pads).to_bytes()
-    good = Submission(context=CONTEXT, commitment=pads.commitment, proof=Proof.from_bytes(content, statement))
-    if accepted(statement, seed, [good]) != [True]:
+    steps = np.zeros((WORDS, statement.lanes), np.int64)
+    coin, pads, others = rng.bytes(32), Pads.draw(statement), Pads.draw(statement)
+    proof = prove(statement, CONTEXT, coin, [steps], pads)
+    good = Submission(context=CONTEXT, commitment=pads.commitment, proof=proof)
+    if accepted(statement, coin, [good]) != [True]:
         raise AssertionError("the honest proof does not pass")
     elsewhere = (
         (rng.bytes(32), good),
-        (seed, Submission(context=context_of(b"forgeries", 2), commitment=good.commitment, proof=good.proof)),
-        (seed, Submission(context=CONTEXT, commitment=others.commitment, proof=good.proof)),
+        (coin, Submission(context=ELSEWHERE, commitment=good.commitment, proof=proof)),
+        (coin, Submission(context=CONTEXT, commitment=others.commitment, proof=proof)),
     )
-    passed = sum(accepted(statement, coin, [submission])[0] for coin, submission in elsewhere[:count])
-    for changed in _with_a_byte_changed(content, count - len(elsewhere), rng):
-        try:
-            proof = Proof.from_bytes(changed, statement)
-        except ValueError:
-            continue
-        passed += accepted(statement, seed, [Submission(context=CONTEXT, commitment=pads.commitment, proof=proof)])[0]
+    passed = sum(accepted(statement, other, [submission])[0] for other, submission in elsewhere[:count])
+    for changed in _with_a_byte_changed(proof, count - len(elsewhere), rng):
+        submission = Submission(context=CONTEXT, commitment=pads.commitment, proof=changed)
+        passed += accepted(statement, coin, [submission])[0]
     return passed
 
 
@@ -129,36 +127,71 @@ def _with_a_byte_changed(content: bytes, count: int, rng: np.random.Generator) -
         yield content[:place] + bytes([content[place] ^ int(rng.integers(1, 256))]) + content[place + 1 :]
 
 
-def lying_provers(statement: Statement, count: int, rng: np.random.Generator) -> int:
-    """How many of `count` provers of a vector that is too long pass.
+class ScalingForger(Prover):
+    """Claims the true projections, shifted: all of them are short."""
 
-    In turn: short numbers, all zero, and the true projections with squares that sum up to the limit modulo the order
-    alone, or do not, in which case the forger says so or claims that they do.
-    """
+    def claim(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lanes >> self.statement.field_bits
+
+
+class ZeroForger(Prover):
+    """Claims that all projections are zero."""
+
+    def claim(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lanes * 0
+
+
+class WrappingForger(Prover):
+    """Claims the true projections, with squares that sum up to the limit modulo the order alone."""
+
+    def four_squares(self, spare: int) -> tuple[int, int, int, int]:
+        while True:
+            one = secrets.randbelow(ORDER)
+            rest = (spare - one * one) % ORDER
+            root = pow(rest, (ORDER + 3) // 8, ORDER)
+            for two in (root, root * pow(2, (ORDER - 1) // 4, ORDER) % ORDER):
+                if two * two % ORDER == rest:
+                    return one, two, 0, 0
+
+    def subset_sums(self, bits: NDArray[np.uint8], numbers: Sequence[int]) -> list[int]:
+        """Without the long numbers, or they would be seen to be long."""
+        return super().subset_sums(bits, [number if abs(number) < 1 << 62 else 0 for number in numbers])
+
+
+class MissingForger(Prover):
+    """Claims the true projections, and says what sum their squares have."""
+
+    def four_squares(self, spare: int) -> tuple[int, int, int, int]:
+        del spare
+        return 0, 0, 0, 0
+
+
+class ClaimingForger(MissingForger):
+    """Claims of the response the sum of squares that it would have if the numbers' own were the limit."""
+
+    missing = 0
+
+    def four_squares(self, spare: int) -> tuple[int, int, int, int]:
+        self.missing = spare
+        return super().four_squares(spare)
+
+    def squares_of_response(self, response: Sequence[int], challenge: int) -> int:
+        return (super().squares_of_response(response, challenge) + challenge * challenge * self.missing) % ORDER
+
+
+FORGERS = (ScalingForger, ZeroForger, WrappingForger, MissingForger, ClaimingForger)
+
+
+def lying_provers(statement: Statement, count: int, rng: np.random.Generator) -> int:
+    """How many of `count` provers of a vector that is too long pass: each of `FORGERS` in turn."""
     passed = 0
     for index in range(count):
         # Over the limit as a whole, while each number alone is short.
         norm = 1.5 * np.sqrt(2 * statement.limit / statement.projections)
-        drawn = rng.normal(size=(statement.words, statement.lanes))
+        drawn = rng.normal(size=(WORDS, statement.lanes))
         steps = np.rint(drawn * (norm / np.linalg.norm(drawn))).astype(np.int64)
-        seed, pads = rng.bytes(32), Pads.draw(statement)
-        lanes = project(seed, statement.projections, steps)
-        pretended, squares, fitting = (
-            (lanes >> statement.field_bits, four_squares, False),
-            (lanes * 0, four_squares, False),
-            (lanes, partial(modular_squares, prime=ORDER), False),
-            (lanes, no_squares, False),
-            (lanes, no_squares, True),
-        )[index % 5]
-        proof = prove(
-            statement, CONTEXT, seed, steps, pads, pretended=pretended, squares=squares, fitting=fitting
-        )  # fmt: skip
+        coin, pads = rng.bytes(32), Pads.draw(statement)
+        proof = FORGERS[index % len(FORGERS)](statement, CONTEXT, coin, pads).prove([steps]).to_bytes()
         submission = Submission(context=CONTEXT, commitment=pads.commitment, proof=proof)
-        passed += accepted(statement, seed, [submission])[0]
+        passed += accepted(statement, coin, [submission])[0]
     return passed
-
-
-def no_squares(number: int) -> tuple[int, int, int, int]:
-    """A forger's four, whatever they were to sum up to."""
-    del number
-    return 0, 0, 0, 0

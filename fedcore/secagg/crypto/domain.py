@@ -45,6 +45,8 @@ class Usage(StrEnum):
     CLIENT_SETS = "fedcore/secagg/v3/sets"
     CONSISTENCY = "fedcore/secagg/v3/consistency"
     MESSAGE = "fedcore/secagg/v3/message"
+    NORM_GENERATOR = "fedcore/secagg/v3/norm-generator"
+    NORM_PROOF = "fedcore/secagg/v3/norm"
 
     packed: bytes
     """The tag as the first field of a statement."""

@@ -15,33 +15,34 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from numpy.typing import NDArray
-
-from benchmarks.norm.group import ORDER
+from fedcore.errors import ConfigurationError
+from fedcore.secagg.norm.group import ORDER, POINT_BYTES, SCALAR_BYTES
 
 WORD_BITS = 64
+WORD_BYTES = WORD_BITS // 8
 ROWS = 128
 """Sums of random subsets that show all committed numbers to be short: one that is not passes each with 1/2 at most."""
+SUM_BYTES = 16
 HIDING_BITS = 64
 COMPLETENESS_BITS = SOUNDNESS_BITS = 64
-_BLOCK_WORDS = 256
-_PER_BYTE = 4
-_DIGITS = np.array([[(0, 1, 0, -1)[byte >> 2 * i & 3] for i in range(_PER_BYTE)] for byte in range(256)], np.float64)
+POINTS = SCALARS = 4
+"""Of a proof, without its folds and its last message."""
+FOLD_BYTES = 2 * POINT_BYTES + 4 * SCALAR_BYTES
+_RATIO_STEPS = 1 << 20
+LEAST_MARGIN = 16
+"""Times that the bound goes into a field's range, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
     """Public values of one exchange.
 
-    projections: k. elements: of the update. bound: L2 norm of an honest update, in steps; a 16th of 2^field_bits at
-    most. folds: how often the last message is halved.
+    projections: k. field_bits: of a lane. bound: L2 norm of an honest vector, in steps; a 16th of 2^field_bits at most.
+    folds: how often the last message is halved.
     """
 
     projections: int
     field_bits: int
-    elements: int
     bound: int
     folds: int = 6
 
@@ -50,13 +51,34 @@ class Statement:
         return WORD_BITS // self.field_bits
 
     @property
-    def words(self) -> int:
-        return -(-self.elements // self.lanes)
+    def proof_bytes(self) -> int:
+        """Length of every proof."""
+        return (
+            WORD_BYTES * self.projections
+            + POINTS * POINT_BYTES
+            + ROWS * SUM_BYTES
+            + SCALARS * SCALAR_BYTES
+            + self.folds * FOLD_BYTES
+            + (self.squares + self.others) * SCALAR_BYTES
+        )
+
+    def check(self) -> None:
+        """Raises ConfigurationError if the bound is too large, or no whole step."""
+        if self.bound < 1:
+            raise ConfigurationError("norm-proof: the bound is less than one step of the encoding; widen the fields")
+        if LEAST_MARGIN * self.bound > 1 << self.field_bits:
+            raise ConfigurationError(
+                f"norm-proof: the bound is {self.bound} steps; fields of {self.field_bits} bits hold a proof of "
+                f"{(1 << self.field_bits) // LEAST_MARGIN} at most"
+            )
+        if 8 * self.numbers * (self.hiding + self.shortest) ** 2 >= ORDER:
+            raise ConfigurationError(f"norm-proof: the bound is {self.bound} steps, too large for the proof's group")
 
     @cached_property
     def limit(self) -> int:
-        """Largest sum of squares that passes."""
-        return int(upper(self.projections) * self.projections * self.bound**2 / 2)
+        """Largest sum of squares that passes; the ratio is rounded, so that it is the same number on all machines."""
+        ratio = math.ceil(upper(self.projections) * _RATIO_STEPS)
+        return ratio * self.projections * self.bound**2 // (2 * _RATIO_STEPS)
 
     @property
     def slack(self) -> float:
@@ -76,23 +98,23 @@ class Statement:
         ratio = (1 << (6 * self.bound).bit_length()) / self.bound
         need, expected = math.log(2) * SOUNDNESS_BITS / self.projections, upper(self.projections) / 2
         smallest = math.inf
-        for u in np.arange(0.05, 12, 0.05).tolist():
+        for u in (step / 20 for step in range(1, 240)):
             missing = 2 * (1 - math.exp(-need - u * expected * (math.pi / ratio) ** 2)) / (1 - math.exp(-u))
             if missing < 1:
                 smallest = min(smallest, ratio / math.pi * math.sqrt(-math.log(1 - missing)))
         return smallest
 
-    @property
+    @cached_property
     def squares(self) -> int:
         """Committed numbers of a segment whose squares count: lanes of all projections, and four more."""
         return -(-(self.projections * self.lanes + 4) // self.segments)
 
-    @property
+    @cached_property
     def others(self) -> int:
-        """Other committed numbers of a segment: a carry for each projection, and what hides the subset sums."""
+        """Other committed numbers of a segment: a pad for each projection, and what hides the subset sums."""
         return -(-(self.projections + ROWS) // self.segments)
 
-    @property
+    @cached_property
     def segments(self) -> int:
         return 1 << self.folds
 
@@ -100,12 +122,12 @@ class Statement:
     def numbers(self) -> int:
         return self.segments * (self.squares + self.others)
 
-    def square_at(self, index: int) -> int:
+    def position_of_square(self, index: int) -> int:
         """Place of one of the squared numbers in the committed vector."""
         segment, rest = divmod(index, self.squares)
         return segment * (self.squares + self.others) + rest
 
-    def other_at(self, index: int) -> int:
+    def position_of_other(self, index: int) -> int:
         """Place of one of the others."""
         segment, rest = divmod(index, self.others)
         return segment * (self.squares + self.others) + self.squares + rest
@@ -115,13 +137,10 @@ class Statement:
         """What no subset of an honest vector's numbers sums up to."""
         return self.numbers * (math.isqrt(self.limit) + 1)
 
-    @cached_property
+    @property
     def hiding(self) -> int:
-        """Subset sums are hidden by a uniform number below this."""
-        hiding = 1 << self.shortest.bit_length() + HIDING_BITS
-        if 8 * self.numbers * (hiding + self.shortest) ** 2 >= ORDER:
-            raise ValueError("the bound is too large: squares would wrap")
-        return hiding
+        """Subset sums are hidden by a uniform number below this, a power of two."""
+        return 1 << self.shortest.bit_length() + HIDING_BITS
 
 
 def upper(projections: int) -> float:
@@ -140,41 +159,3 @@ def _crossing(projections: int, bits: int, inner: float, outer: float) -> float:
         middle = (inner + outer) / 2
         inner, outer = (middle, outer) if middle - 1 - math.log(middle) < aim else (inner, middle)
     return outer
-
-
-def project(seed: bytes, projections: int, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A times `columns` ([words, m], each below 2^40 in magnitude), exact: [projections, m]. seed: 32 bytes."""
-    total = np.zeros((projections, columns.shape[1]), np.int64)
-    for block, start in enumerate(range(0, len(columns), _BLOCK_WORDS)):
-        part = columns[start : start + _BLOCK_WORDS].astype(np.float64)
-        total += (_matrix(seed, projections, block)[:, : len(part)] @ part).astype(np.int64)
-    return total
-
-
-def _matrix(seed: bytes, projections: int, block: int) -> NDArray[np.float64]:
-    """Block of A, by ChaCha20 with the block's number as nonce: two bits an entry."""
-    nonce = bytes(4) + block.to_bytes(12, "little")
-    stream = Cipher(algorithms.ChaCha20(seed, nonce), mode=None).encryptor()
-    drawn = np.frombuffer(stream.update(bytes(projections * _BLOCK_WORDS // _PER_BYTE)), np.uint8)
-    return _DIGITS[drawn].reshape(projections, _BLOCK_WORDS)
-
-
-def project_words(seed: bytes, projections: int, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A times a vector of words, modulo 2^64: [projections]."""
-    limbs = words.view(np.uint32).reshape(-1, 2).astype(np.int64)
-    low, high = project(seed, projections, limbs).astype(np.uint64).T
-    projected: NDArray[np.uint64] = low + (high << np.uint64(32))
-    return projected
-
-
-def join(lanes: NDArray[np.int64], field_bits: int) -> NDArray[np.uint64]:
-    """Words of steps [m, lanes], modulo 2^64."""
-    shifts = np.arange(lanes.shape[1], dtype=np.uint64) * np.uint64(field_bits)
-    joined: NDArray[np.uint64] = (lanes.astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64)
-    return joined
-
-
-def sum_holds(seed: bytes, words: NDArray[np.uint64], pads: NDArray[np.uint64], values: NDArray[np.uint64]) -> bool:
-    """Whether the `values` t of all survivors [clients, k] are of what is in their sum: words, and pads [k]."""
-    expected = project_words(seed, len(pads), words) + pads
-    return bool(np.array_equal(expected, values.sum(axis=0, dtype=np.uint64)))

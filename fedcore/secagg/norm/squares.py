@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import secrets
 from math import isqrt
+
+from fedcore.secagg.crypto.keys import Randomness
+from fedcore.secagg.norm.group import below
 
 _BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """Miller and Rabin's test by these is exact below 3 * 10^24."""
 
 
-def four_squares(number: int) -> tuple[int, int, int, int]:
+def four_squares(number: int, randomness: Randomness) -> tuple[int, int, int, int]:
     """Four numbers whose squares sum up to `number`; raises ValueError if it is negative."""
     if number < 0:
         raise ValueError("a negative number is no sum of squares: the norm is over the bound")
     if number < 50:
         return _by_trial(number)
     if number % 4 == 0:
-        one, two, three, four = four_squares(number // 4)
+        one, two, three, four = four_squares(number // 4, randomness)
         return 2 * one, 2 * two, 2 * three, 2 * four
     while True:
-        one = secrets.randbelow(isqrt(number) + 1)
-        two = secrets.randbelow(isqrt(number - one * one) + 1)
+        one = below(isqrt(number) + 1, randomness)
+        two = below(isqrt(number - one * one) + 1, randomness)
         rest = number - one * one - two * two
         if rest in (0, 1):
             return one, two, rest, 0
         if rest % 4 == 1 and _is_prime(rest):
             return one, two, *_two_squares(rest)
-
-
-def modular_squares(number: int, prime: int) -> tuple[int, int, int, int]:
-    """Four numbers whose squares sum up to any number modulo a prime that is 5 modulo 8, as a forger would take."""
-    while True:
-        one = secrets.randbelow(prime)
-        rest = (number - one * one) % prime
-        root = pow(rest, (prime + 3) // 8, prime)
-        for two in (root, root * pow(2, (prime - 1) // 4, prime) % prime):
-            if two * two % prime == rest:
-                return one, two, 0, 0
 
 
 def _by_trial(number: int) -> tuple[int, int, int, int]:
