@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from reference import messages as m
 from reference import primitives as p
-from reference.primitives import Graph, Pair, Parameters, Refusal, digest, join_ids, kdf, require, statement
+from reference import standards
+from reference.party import PARTS, Party
+from reference.primitives import Pair, Parameters, Refusal, digest, kdf, require, statement
 
 
-class ReferenceClient:
+def step(name: str, before: str, check: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What comes before a step's own checks, 6.3 and 6.6: the step before it, and how it refuses a second message."""
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(self: ReferenceClient, message: Any) -> Any:
+            require(before in self.answers, "out-of-order")
+            message.check()
+            if name not in self.answers:
+                reply = method(self, message)
+                self.answers[name] = message.digest(), reply
+            require(self.answers[name][0] == message.digest(), check)
+            return self.answers[name][1]
+
+        return answer
+
+    return decorate
+
+
+class ReferenceClient(Party):
     """Section 7: one method a step."""
 
     def __init__(
@@ -22,219 +43,156 @@ class ReferenceClient:
         draw: Callable[[int], bytes],
         minima: tuple[int, int] = (0, 0),
     ) -> None:
-        """Refuse what section 2 has a client refuse; `minima` are min-cohort and min-threshold."""
+        """2.3 and 2.4; `minima` are min-cohort and min-threshold."""
         parameters.check()
         require(client_id in parameters.cohort, "own-id-missing")
         require(set(parameters.cohort) <= roster.keys(), "off-roster")
         require(parameters.quorum - parameters.corrupt >= minima[0], "cohort-below-minimum")
         require(parameters.threshold >= minima[1], "threshold-below-minimum")
-        self.parameters, self.ctx, self.id = parameters, parameters.ctx, client_id
-        self.identity, self.roster, self.draw = identity, roster, draw
-        self.answers: dict[str, tuple[bytes, object]] = {}
+        super().__init__(parameters, roster)
+        self.id, self.identity, self.draw = client_id, identity, draw
+        self.answers: dict[str, tuple[bytes, Any]] = {}
 
-    def _answer(self, step: str, before: str, received: bytes, check: str) -> object | None:
-        """The answer to a repeated message, 6.3."""
-        if step in self.answers:
-            require(self.answers[step][0] == received, check)
-            return self.answers[step][1]
-        require(before in self.answers, "out-of-order")
-        return None
-
-    def advertise(self) -> m.Advertisement:
-        """R0."""
-        require("leave" not in self.answers, "out-of-order")
+    def advertise(self) -> Any:
+        """R0, 7.1; none after 9.9."""
+        require("complain" not in self.answers, "out-of-order")
         if "advertise" not in self.answers:
             self.c, self.s = (Pair(self.draw(32), self.parameters.agreement) for _ in range(2))
             keys = (self.c.public, self.s.public)
-            signature = p.sign(self.identity, statement("adv", self.ctx, self.id, *keys))
+            signature = standards.sign(self.identity, statement("adv", self.ctx, self.id, *keys))
             self.answers["advertise"] = b"", m.Advertisement(self.id, *keys, signature)
         return self.answers["advertise"][1]
 
-    def share_keys(self, message: m.AdvertisedCohort) -> m.KeyShares:
-        """R1."""
-        require("advertise" in self.answers, "out-of-order")
-        message.check()
-        ids, members = message.ids, {member.client_id: member for member in message.members}
-        if "share" in self.answers:
-            return self._answer("share", "", message.digest(), "second-cohort")
+    @step("share", "advertise", "second-cohort")
+    def share_keys(self, message: Any) -> Any:
+        """R1, 7.2."""
+        ids, members = set(message.ids), {member.client_id: member for member in message.members}
         require(len(ids) >= self.parameters.quorum, "cohort-below-minimum")
-        require(set(ids) <= set(self.parameters.cohort), "off-roster")
-        l1 = digest("cohort", self.ctx, join_ids(ids), message.root())
+        require(ids <= set(self.parameters.cohort), "off-roster")
+        l1, graph = self.ring(ids, message.root())
         require(members.get(self.id) == self.answers["advertise"][1], "own-entry-altered")
-        graph = Graph(digest("order", self.ctx, l1), ids, self.parameters.degree)
         require(members.keys() == graph.neighbours(self.id) | {self.id}, "wrong-neighbours")
-        for member in members.values():
-            member.verify(self.parameters, self.roster)
-        publics = [public for member in members.values() for public in (member.c_public, member.s_public)]
-        require(len(set(publics)) == len(publics), "duplicate-key")
-        self.ids, self.members, self.l1, self.graph = set(ids), members, l1, graph
-        answer = self._deal()
-        self.answers["share"] = message.digest(), answer
-        return answer
+        for member in message.members:
+            self.check_advertisement(member)
+        self.check_distinct(message.members)
+        self.ids, self.members, self.l1, self.graph = ids, members, l1, graph
+        return self._deal()
 
-    def _seal(self, usage: str, pair: Pair, peer: bytes, receiver: int, text: bytes) -> bytes:
-        """3.5."""
-        ciphertext, secret = p.mlkem_encapsulate(peer[32:], os.urandom(32)) if pair.seeds else (b"", b"")
-        agreed = secret + pair.secret(peer, b"")
-        key, ad = p.sealing(usage, agreed, self.ctx, self.l1, ciphertext, (self.id, receiver))
-        return ciphertext + p.seal(key, text, ad)
-
-    def _open(self, usage: str, sender: int, sealed: bytes) -> bytes | None:
-        """The text of what a neighbour sealed."""
-        member, size = self.members[sender], p.ciphertext_size(self.parameters.agreement)
-        pair, peer = (self.c, member.c_public) if usage == "share" else (self.s, member.s_public)
-        agreed = pair.secret(peer, sealed[:size])
-        key, ad = p.sealing(usage, agreed, self.ctx, self.l1, sealed[:size], (sender, self.id))
-        return p.unseal(key, sealed[size:], ad)
-
-    def _deal(self) -> m.KeyShares:
+    def _deal(self) -> Any:
         """7.3 to 7.6."""
-        t, holders = self.parameters.threshold, self.graph.holders(self.id)
+        t, holders, self.b = self.parameters.threshold, self.graph.holders(self.id), self.draw(32)
         points = [self.graph.point(self.id, v) for v in holders]
-        self.b = self.draw(32)
         both = [p.deal(secret, t, self.draw(49 * (t - 1)), points) for secret in (self.s.root, self.b)]
-        dealt = dict(zip(holders, zip(*both, strict=True), strict=True))
-        commitments = {
-            v: b"".join(map(p.share_commitment, [self.ctx] * 2, [self.id] * 2, [v] * 2, ("key", "self"), dealt[v]))
-            for v in holders
-        }
-        neighbours = sorted(self.graph.neighbours(self.id))
-        self.pair_secrets = {
-            v: kdf(self.s.root, self.ctx, "pair-secret", self.l1, self.id, v)
-            for v in neighbours
-            if self.graph.chooses(self.id, v)
-        }
-        shares = {
-            v: commitments[v] + self._seal("share", self.c, self.members[v].c_public, v, b"".join(dealt[v]))
-            for v in neighbours
-        }
-        secrets = {
-            v: self._seal("pair-seal", self.s, self.members[v].s_public, v, secret)
-            for v, secret in self.pair_secrets.items()
-        }
-        self.shares = {self.id: b"".join(dealt[self.id])}
-        answer = m.KeyShares(
-            self.id, digest("bcom", self.ctx, self.id, self.b), commitments[self.id], shares, secrets, b""
-        )
-        text = answer.statement(self.ctx, self.l1, self.graph)
-        answer.signature = p.sign(self.identity, text)
-        return answer
+        texts = {v: key + own for v, key, own in zip(holders, *both, strict=True)}
+        parcels, secrets, self.pair_secrets = {}, {}, {}
+        for v, text in texts.items():
+            ids, parcels[v] = (self.id, v), self.commitments(self.id, v, text)
+            if v != self.id:
+                parcels[v] += self.seal("share", self.c, self.members[v].c_public, ids, text)
+            if v != self.id and self.graph.chooses(*ids):
+                secret = self.pair_secrets[v] = kdf(self.s.root, self.ctx, "pair-secret", self.l1, *ids)
+                secrets[v] = self.seal("pair-seal", self.s, self.members[v].s_public, ids, secret)
+        self.shares, own = {self.id: texts[self.id]}, parcels.pop(self.id)
+        answer = m.KeyShares(self.id, digest("bcom", self.ctx, self.id, self.b), own, parcels, secrets, b"")
+        text = self.dealing_text(answer, p.tree_root(self.leaves(answer)))
+        return replace(answer, signature=standards.sign(self.identity, text))
 
-    def receive_shares(self, message: m.ShareDelivery) -> None:
+    def _keys(self, part: str, peer: int) -> tuple[Pair, bytes]:
+        """The own pair and the peer's public key of 9.2."""
+        return self.c if part == "shares" else self.s, getattr(self.members[peer], PARTS[part][0])
+
+    def _open(self, part: str, sender: int, sealed: bytes) -> bytes:
+        """What a neighbour sealed, 7.7."""
+        (pair, public), (_, usage, skip) = self._keys(part, sender), PARTS[part]
+        shared = standards.x25519(pair.private, public[:32])
+        text = self.unseal(usage, shared, pair.seeds, (sender, self.id), sealed[skip:])
+        if text is None:
+            raise Refusal("share-unsealing", sender, part)
+        return text
+
+    @step("receive", "share", "second-delivery")
+    def receive_shares(self, message: Any) -> None:
         """7.7."""
-        require("share" in self.answers, "out-of-order")
-        message.check()
-        if self._answer("receive", "share", message.digest(), "second-delivery"):
-            return
         sharers, graph = set(message.sharers), self.graph
         require(sharers <= self.ids, "sharers-not-advertised")
         require(self.id in sharers, "own-id-missing")
         require(len(sharers) >= self.parameters.quorum, "cohort-below-minimum")
         require(len(sharers & set(graph.holders(self.id))) >= self.parameters.threshold, "holders-below-threshold")
-        m.check_sealed(message.shares, message.pair_secrets, self.parameters.agreement)
+        self.check_sizes(message)
         senders = graph.neighbours(self.id) & sharers
         require(message.shares.keys() == senders, "wrong-recipients")
         require(message.pair_secrets.keys() == {v for v in senders if graph.chooses(v, self.id)}, "wrong-recipients")
-        shares, secrets = {}, {}
-        for v, sealed in sorted(message.shares.items()):
-            text = self._open("share", v, sealed[32:])
-            if text is None:
-                raise Refusal("share-unsealing", v, "shares")
-            m.check_dealt(self.ctx, v, self.id, sealed, text)
-            shares[v] = text
-        for v, sealed in sorted(message.pair_secrets.items()):
-            secret = self._open("pair-seal", v, sealed)
-            if secret is None:
-                raise Refusal("share-unsealing", v, "pair-secret")
-            secrets[v] = secret
+        shares = {}
+        for v, parcel in sorted(message.shares.items()):
+            shares[v] = self._open("shares", v, parcel)
+            if not self.is_committed(v, self.id, parcel, shares[v]):
+                raise Refusal("uncommitted-share", v, "shares")
+        secrets = {v: self._open("pair-secret", v, sealed) for v, sealed in sorted(message.pair_secrets.items())}
         self.sharers, self.senders = sharers, senders
-        self.shares |= shares
-        self.pair_secrets |= secrets
-        self.answers["receive"] = message.digest(), True
+        self.shares, self.pair_secrets = self.shares | shares, self.pair_secrets | secrets
 
     def masks(self) -> list[tuple[int, bytes]]:
         """Sign and seed of each mask of 7.8."""
-        streams = [(1, kdf(self.b, self.ctx, "self", self.l1))]
-        for v in sorted(self.senders):
-            low, high = min(self.id, v), max(self.id, v)
-            seed = kdf(self.pair_secrets[v], self.ctx, "pair", self.l1, low, high)
-            streams.append((1 if self.id < v else -1, seed))
-        return streams
+        pairs = [self.pair_mask(self.id, v, self.pair_secrets[v]) for v in sorted(self.senders)]
+        return [(1, kdf(self.b, self.ctx, "self", self.l1)), *pairs]
 
     def mask(self, vector: Sequence[int]) -> list[int]:
-        """R2."""
+        """R2, 7.8; once, 6.4."""
         require("receive" in self.answers and "mask" not in self.answers, "out-of-order")
         require(len(vector) == self.parameters.words, "malformed")
         for sign, seed in self.masks():
             vector = p.add(vector, sign, p.mask(seed, self.parameters.words))
-        self.answers["mask"] = b"", True
+        self.answers["mask"] = b"", None
         return list(vector)
 
-    def sign_survivors(self, message: m.Survivors) -> m.ConsistencySignature:
-        """R3."""
-        require("mask" in self.answers, "out-of-order")
-        message.check()
-        answer, survivors = self._answer("sign", "mask", message.digest(), "second-survivor-set"), message.survivors
-        if answer:
-            return answer
-        require(set(survivors) <= self.sharers, "survivors-not-sharers")
+    @step("sign", "mask", "second-survivor-set")
+    def sign_survivors(self, message: Any) -> Any:
+        """R3, 7.10."""
+        survivors = set(message.survivors)
+        require(survivors <= self.sharers, "survivors-not-sharers")
         require(self.id in survivors, "own-id-missing")
         require(len(survivors) >= self.parameters.quorum, "cohort-below-minimum")
-        self.survivors = set(survivors)
-        text = m.consistency(self.parameters, self.l1, self.sharers, survivors)
-        answer = m.ConsistencySignature(self.id, p.sign(self.identity, text))
-        self.answers["sign"] = message.digest(), answer
-        return answer
+        self.survivors = survivors
+        return m.ConsistencySignature(self.id, standards.sign(self.identity, self.consistency_text()))
 
-    def unmask(self, message: m.SignatureSet) -> m.UnmaskShares:
-        """R4."""
-        require("sign" in self.answers, "out-of-order")
-        message.check()
-        answer, signatures = self._answer("unmask", "sign", message.digest(), "second-unmask"), message.signatures
-        if answer:
-            return answer
+    @step("unmask", "sign", "second-unmask")
+    def unmask(self, message: Any) -> Any:
+        """R4, 7.11."""
+        signatures, text = message.signatures, self.consistency_text()
         require(signatures.keys() <= self.roster.keys(), "off-roster")
         require(signatures.keys() <= self.survivors, "signer-not-survivor")
-        text = m.consistency(self.parameters, self.l1, self.sharers, self.survivors)
-        valid = sum(p.verifies(self.roster[v], text, signature) for v, signature in signatures.items())
+        valid = sum(standards.verifies(self.roster[v], text, signature) for v, signature in signatures.items())
         require(valid >= self.parameters.quorum, "inconsistent-survivors")
         self_shares = {v: text[33:] for v, text in self.shares.items() if v in self.survivors}
         key_shares = {v: text[:33] for v, text in self.shares.items() if v not in self.survivors}
-        answer = m.UnmaskShares(self.id, self_shares, key_shares)
-        self.answers["unmask"] = message.digest(), answer
         del self.b, self.c, self.s, self.shares, self.pair_secrets
-        return answer
+        return m.UnmaskShares(self.id, self_shares, key_shares)
 
-    def complain(self, refusal: Refusal, message: m.ShareDelivery, dealing: m.Dealing) -> m.Complaint:
-        """9.1 to 9.4, about what `receive_shares` refused."""
+    def complain(self, refusal: Refusal, message: Any, dealing: Any) -> Any:
+        """9.1, 9.8 and 9.9, about what `receive_shares` refused."""
         dealing.check()
         dealer = dealing.client_id
         require(dealer in message.shares, "wrong-recipients")
         holders = self.graph.holders(dealer)
-        leaf = m.parcel_leaf(self.id, message.shares[dealer], message.pair_secrets.get(dealer, b""))
-        root = p.proven_root(len(holders), {holders.index(self.id): leaf}, dealing.proof)
-        text = statement("shares", self.ctx, self.l1, dealer, dealing.commitment, root)
-        signed = p.verifies(self.roster[dealer], text, dealing.signature)
+        leaf = digest("shares-leaf", self.id, message.shares[dealer], message.pair_secrets.get(dealer, b""))
+        text = self.dealing_text(dealing, p.proven_root(len(holders), {holders.index(self.id): leaf}, dealing.proof))
+        signed = standards.verifies(self.roster[dealer], text, dealing.signature)
         require(signed and dealer == refusal.dealer, "unsigned-dealing")
-        complaint = self.accuse(dealer, refusal.part)
-        self.answers = {"leave": (b"", complaint)}
-        return complaint
+        self.answers = {"complain": (b"", self.accuse(dealer, refusal.part))}
+        return self.answers["complain"][1]
 
-    def accuse(self, dealer: int, part: str) -> m.Complaint:
+    def accuse(self, dealer: int, part: str) -> Any:
         """9.2 to 9.4."""
-        member, shares = self.members[dealer], part == "shares"
-        pair, public = (self.c, member.c_public) if shares else (self.s, member.s_public)
+        pair, public = self._keys(part, dealer)
         complaint = m.Complaint(self.id, dealer, part, bytes(32), bytes(64), pair.seeds)
-        other = p.lift(public)
-        if other is None:
+        lifted = standards.lift(p.coordinate(public))
+        if lifted is None:
             return complaint
-        a, other = int.from_bytes(pair.private, "little") & 2**255 - 8 | 2**254, p.times(8, other)
-        if p.times(a, p.BASE)[0] % 2:
-            a = -a
-        k = int.from_bytes(self.draw(64), "little") % p.ORDER
-        complaint.shared = p.encode_point(p.times(a // 8 % p.ORDER, other))
-        nonces = (p.times(k, p.BASE_8), p.times(k, other))
-        e = complaint.challenge(self.ctx, self.l1, (pair.public, public), nonces)
-        s = (k + int.from_bytes(e, "little") * a) % p.ORDER
-        complaint.proof = e + s.to_bytes(32, "little")
-        return complaint
+        base, other = standards.eightfold(standards.BASE), standards.eightfold(lifted)
+        a, k = int.from_bytes(pair.private, "little") & 2**255 - 8 | 2**254, int.from_bytes(self.draw(64), "little")
+        a = -a if standards.multiple(a, standards.BASE)[31] >> 7 else a
+        complaint = replace(complaint, shared=standards.multiple(a // 8, other))
+        nonces = (standards.multiple(k, base), standards.multiple(k, other))
+        e = self.challenge(complaint, (pair.public, public), nonces)
+        s = (k + int.from_bytes(e, "little") * a) % standards.ORDER
+        return replace(complaint, proof=e + s.to_bytes(32, "little"))

@@ -28,6 +28,7 @@ if __name__ == "__main__":
 
 from reference import messages as m
 from reference import primitives as p
+from reference import standards
 from reference.client import ReferenceClient
 from reference.server import ReferenceServer
 
@@ -277,7 +278,7 @@ class MixedRound:
         self.parameters, self.ours = self._parameters()
         self.ids = self.parameters.cohort
         seeds = {v: hashlib.sha256(f"identity {v}".encode()).digest() for v in self.ids}
-        self.identities, self.roster = seeds, {v: p.public_identity(key) for v, key in seeds.items()}
+        self.identities, self.roster = seeds, {v: standards.public_identity(key) for v, key in seeds.items()}
         self.liar = Liar(self.random, list(self.ids))
         self.server = self._party("server", (OurServer(self.ours, self.roster), TheirServer(*self._public())))
         self.clients = {v: self._client(v) for v in self.ids}
@@ -391,7 +392,7 @@ class MixedRound:
             name = self.random.choice(["c_public", "s_public"])
             lie = replace(message, **{name: self.random.choice(values)})
             text = p.statement("adv", self.parameters.ctx, sender, lie.c_public, lie.s_public)
-            return replace(lie, signature=p.sign(self.identities[sender], text))
+            return replace(lie, signature=standards.sign(self.identities[sender], text))
         if isinstance(message, m.UnmaskShares) and self._maybe(0.2):
             return replace(message, key_shares={**message.key_shares, **message.self_shares})
         lie = self.liar.change(message)
@@ -405,8 +406,8 @@ class MixedRound:
         fits = isinstance(message, m.KeyShares) and lie.shares.keys() == message.shares.keys()
         if signs and fits and lie.client_id == sender:
             theirs = self.server.pair[1]
-            text = lie.statement(theirs.ctx, theirs.l1, theirs.graph)
-            return replace(lie, signature=p.sign(self.identities[sender], text))
+            text = theirs.dealing_text(lie, p.tree_root(theirs.leaves(lie)))
+            return replace(lie, signature=standards.sign(self.identities[sender], text))
         return lie
 
     def _complain(self, party: Party, method: str, delivery: Any, refusal: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from reference import messages as m
 from reference import primitives as p
+from reference import standards
 from reference.client import ReferenceClient
 from reference.mixed_rounds import MixedRound, run_rounds
 from reference.primitives import Refusal
@@ -100,7 +101,7 @@ class Replay:
         self.vector, self.name = vector, vector["name"]
         self.parameters = parameters(vector)
         self.identities = unhex(vector["identities"])
-        self.roster = {v: p.public_identity(seed) for v, seed in self.identities.items()}
+        self.roster = {v: standards.public_identity(seed) for v, seed in self.identities.items()}
         self.server = ReferenceServer(self.parameters, self.roster)
         self.clients = {
             v: ReferenceClient(self.parameters, v, self.identities[v], self.roster, drawing(self.name, v))
@@ -143,9 +144,9 @@ class Replay:
                 assert {u: s[:32] for u, s in sent.shares.items()} == {u: s[:32] for u, s in vector.shares.items()}
             else:
                 assert sent == vector
-            assert [leaf.hex() for leaf in vector.leaves(graph)] == v3["dealings"][str(v)]
-            text = vector.statement(server.ctx, server.l1, graph)
-            assert p.verifies(self.roster[v], text, vector.signature)
+            assert [leaf.hex() for leaf in server.leaves(vector)] == v3["dealings"][str(v)]
+            text = server.dealing_text(vector, p.tree_root(server.leaves(vector)))
+            assert standards.verifies(self.roster[v], text, vector.signature)
             on("server.receive_shares", v, vector)
             server.receive_shares(vector)
         deliveries = server.close_shares()
@@ -167,7 +168,7 @@ class Replay:
             assert signature.signature.hex() == v3["signatures"][str(v)]
             on("server.receive_consistency", v, signature)
             server.receive_consistency(signature)
-        text = m.consistency(self.parameters, server.l1, server.sharers, survivors.survivors)
+        text = server.consistency_text()
         assert text.hex() == v3["consistency"]
         signatures = server.close_consistency()
         for v in v3["present"]["unmask"]:
@@ -237,7 +238,7 @@ def test_complaints(name: str) -> None:
         changes = {key: {**getattr(accused, key), case["complainant"]: part} for key, part in parts.items()}
         replay.server.messages[1][case["accused"]] = dataclasses.replace(accused, **changes)
         with pytest.MonkeyPatch.context() as patch:  # what it signed is another thing, and not what is judged here
-            patch.setattr(p, "verifies", lambda *_: True)
+            patch.setattr(standards, "verifies", lambda *_: True)
             assert replay.server.judge(complaint) == (case["guilty"], case["fault"]), case
         if not case["altered"]:
             client, root = replay.clients[case["complainant"]], ROUNDS[name]["roots"][str(case["complainant"])]
@@ -264,7 +265,7 @@ def test_every_lie_is_refused_by_both_or_by_none() -> None:
 
 def off_curve(public: bytes) -> bytes:
     """A key on the twist."""
-    u = next(u for u in range(2, 100) if p.lift(u.to_bytes(32, "little")) is None)
+    u = next(u for u in range(2, 100) if standards.lift(u) is None)
     return u.to_bytes(32, "little") + public[32:]
 
 

@@ -1,0 +1,109 @@
+"""What `docs/reference/specification.md` takes from RFCs: their functions, from PyNaCl as far as it has them."""
+
+from __future__ import annotations
+
+import hmac
+import struct
+
+from nacl import bindings
+from nacl.exceptions import CryptoError
+
+CURVE_PRIME = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+X25519_BASE = b"\x09" + bytes(31)
+NEUTRAL = b"\1" + bytes(31)
+BASE = bindings.crypto_scalarmult_ed25519_base_noclamp(NEUTRAL)
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """RFC 5869 with SHA-256; 32 bytes are what it expands to in its first step."""
+    return hmac.digest(hmac.digest(salt or bytes(32), secret, "sha256"), info + b"\1", "sha256")
+
+
+def public_identity(seed: bytes) -> bytes:
+    """The public key of an Ed25519 private key, RFC 8032."""
+    return bindings.crypto_sign_seed_keypair(seed)[0]
+
+
+def sign(seed: bytes, message: bytes) -> bytes:
+    """Ed25519, RFC 8032."""
+    return bindings.crypto_sign(message, bindings.crypto_sign_seed_keypair(seed)[1])[:64]
+
+
+def verifies(public: bytes, message: bytes, signature: bytes) -> bool:
+    """Ed25519, RFC 8032."""
+    try:
+        bindings.crypto_sign_open(signature + message, public)
+    except CryptoError:
+        return False
+    return True
+
+
+def seal(key: bytes, text: bytes, ad: bytes) -> bytes:
+    """ChaCha20-Poly1305 with a nonce of zeros, RFC 8439."""
+    return bindings.crypto_aead_chacha20poly1305_ietf_encrypt(text, ad, bytes(12), key)
+
+
+def unseal(key: bytes, sealed: bytes, ad: bytes) -> bytes | None:
+    """The text of what `seal` gave, or None."""
+    try:
+        return bindings.crypto_aead_chacha20poly1305_ietf_decrypt(sealed, ad, bytes(12), key)
+    except CryptoError:
+        return None
+
+
+def chacha20_block(key: bytes, counter: int, nonce: bytes) -> bytes:
+    """RFC 8439, section 2.3."""
+    start = struct.unpack("<16I", b"expand 32-byte k" + key + struct.pack("<I", counter) + nonce)
+    x = list(start)
+    columns = [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
+    diagonals = [(0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14)]
+    for a, b, c, d in (columns + diagonals) * 10:
+        for p, q, r, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            x[p] = (x[p] + x[q]) & 0xFFFFFFFF
+            mixed = x[r] ^ x[p]
+            x[r] = (mixed << turn | mixed >> (32 - turn)) & 0xFFFFFFFF
+    return struct.pack("<16I", *((i + j) & 0xFFFFFFFF for i, j in zip(x, start, strict=True)))
+
+
+def x25519(private: bytes, peer: bytes) -> bytes:
+    """RFC 7748, section 5."""
+    return bindings.crypto_scalarmult(private, peer)
+
+
+def lift(u: int) -> bytes | None:
+    """The point of edwards25519 with even x over a u-coordinate (RFC 7748, section 4.1), as RFC 8032 encodes it."""
+    point = ((u - 1) * pow(u + 1, -1, CURVE_PRIME) % CURVE_PRIME).to_bytes(32, "little")
+    try:
+        bindings.crypto_core_ed25519_add(point, NEUTRAL)
+    except RuntimeError:  # not of the curve
+        return None
+    return point
+
+
+def eightfold(point: bytes) -> bytes:
+    """8 times any point."""
+    for _ in range(3):
+        point = bindings.crypto_core_ed25519_add(point, point)
+    return point
+
+
+def multiple(number: int, point: bytes) -> bytes:
+    """A multiple of a multiple of B."""
+    number %= ORDER
+    return bindings.crypto_scalarmult_ed25519_noclamp(number.to_bytes(32, "little"), point) if number else NEUTRAL
+
+
+def minus(one: bytes, other: bytes) -> bytes:
+    """The difference of two points."""
+    return bindings.crypto_core_ed25519_sub(one, other)
+
+
+def is_multiple(point: bytes) -> bool:
+    """Whether bytes encode a multiple of B that is not neutral."""
+    return bindings.crypto_core_ed25519_is_valid_point(point)
+
+
+def montgomery(point: bytes) -> bytes:
+    """The u-coordinate of a multiple of B that is not neutral, RFC 7748, section 4.1."""
+    return bindings.crypto_sign_ed25519_pk_to_curve25519(point)
