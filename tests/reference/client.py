@@ -9,40 +9,16 @@ from typing import Any
 from reference import messages as m
 from reference import primitives as p
 from reference import standards
-from reference.party import PARTS, Party
 from reference.primitives import Pair, Parameters, Refusal, digest, kdf, require, statement
 
 
-def step(name: str, before: str, check: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What comes before a step's own checks, 6.3 and 6.6: the step before it, and how it refuses a second message."""
-
-    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
-        def answer(self: ReferenceClient, message: Any) -> Any:
-            require(before in self.answers, "out-of-order")
-            message.check()
-            if name not in self.answers:
-                reply = method(self, message)
-                self.answers[name] = message.digest(), reply
-            require(self.answers[name][0] == message.digest(), check)
-            return self.answers[name][1]
-
-        return answer
-
-    return decorate
-
-
-class ReferenceClient(Party):
-    """Section 7: one method a step."""
+class ReferenceClient(m.Party):
+    """Section 7: `advertise` and `mask`, and `receive` for what the server sends."""
 
     def __init__(
-        self,
-        parameters: Parameters,
-        client_id: int,
-        identity: bytes,
-        roster: Mapping[int, bytes],
-        draw: Callable[[int], bytes],
-        minima: tuple[int, int] = (0, 0),
-    ) -> None:
+        self, parameters: Parameters, client_id: int, identity: bytes, roster: Mapping[int, bytes],
+        draw: Callable[[int], bytes], minima: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
         """2.3 and 2.4; `minima` are min-cohort and min-threshold."""
         parameters.check()
         require(client_id in parameters.cohort, "own-id-missing")
@@ -52,6 +28,23 @@ class ReferenceClient(Party):
         super().__init__(parameters, roster)
         self.id, self.identity, self.draw = client_id, identity, draw
         self.answers: dict[str, tuple[bytes, Any]] = {}
+
+    def receive(self, message: Any) -> Any:
+        """6.3 and 6.6, then the step that a message is for: what it is due after, and how a second one is refused."""
+        step, before, check = {
+            "cohort": (self._share_keys, "advertise", "second-cohort"),
+            "delivery": (self._receive_shares, "cohort", "second-delivery"),
+            "survivors": (self._sign_survivors, "mask", "second-survivor-set"),
+            "signatures": (self._unmask, "survivors", "second-unmask"),
+        }[message.kind]
+        require(before in self.answers, "out-of-order")
+        message.check()
+        if message.kind not in self.answers:
+            answer = step(message)
+            self.answers[message.kind] = message.digest(), answer
+        received, answer = self.answers[message.kind]
+        require(received == message.digest(), check)
+        return answer
 
     def advertise(self) -> Any:
         """R0, 7.1; none after 9.9."""
@@ -63,8 +56,7 @@ class ReferenceClient(Party):
             self.answers["advertise"] = b"", m.Advertisement(self.id, *keys, signature)
         return self.answers["advertise"][1]
 
-    @step("share", "advertise", "second-cohort")
-    def share_keys(self, message: Any) -> Any:
+    def _share_keys(self, message: Any) -> Any:
         """R1, 7.2."""
         ids, members = set(message.ids), {member.client_id: member for member in message.members}
         require(len(ids) >= self.parameters.quorum, "cohort-below-minimum")
@@ -72,9 +64,7 @@ class ReferenceClient(Party):
         l1, graph = self.ring(ids, message.root())
         require(members.get(self.id) == self.answers["advertise"][1], "own-entry-altered")
         require(members.keys() == graph.neighbours(self.id) | {self.id}, "wrong-neighbours")
-        for member in message.members:
-            self.check_advertisement(member)
-        self.check_distinct(message.members)
+        self.check_advertisements(message.members)
         self.ids, self.members, self.l1, self.graph = ids, members, l1, graph
         return self._deal()
 
@@ -99,19 +89,18 @@ class ReferenceClient(Party):
 
     def _keys(self, part: str, peer: int) -> tuple[Pair, bytes]:
         """The own pair and the peer's public key of 9.2."""
-        return self.c if part == "shares" else self.s, getattr(self.members[peer], PARTS[part][0])
+        return self.c if part == "shares" else self.s, getattr(self.members[peer], m.PARTS[part][0])
 
     def _open(self, part: str, sender: int, sealed: bytes) -> bytes:
         """What a neighbour sealed, 7.7."""
-        (pair, public), (_, usage, skip) = self._keys(part, sender), PARTS[part]
+        (pair, public), (_, usage, skip) = self._keys(part, sender), m.PARTS[part]
         shared = standards.x25519(pair.private, public[:32])
         text = self.unseal(usage, shared, pair.seeds, (sender, self.id), sealed[skip:])
         if text is None:
             raise Refusal("share-unsealing", sender, part)
         return text
 
-    @step("receive", "share", "second-delivery")
-    def receive_shares(self, message: Any) -> None:
+    def _receive_shares(self, message: Any) -> None:
         """7.7."""
         sharers, graph = set(message.sharers), self.graph
         require(sharers <= self.ids, "sharers-not-advertised")
@@ -120,8 +109,8 @@ class ReferenceClient(Party):
         require(len(sharers & set(graph.holders(self.id))) >= self.parameters.threshold, "holders-below-threshold")
         self.check_sizes(message)
         senders = graph.neighbours(self.id) & sharers
-        require(message.shares.keys() == senders, "wrong-recipients")
-        require(message.pair_secrets.keys() == {v for v in senders if graph.chooses(v, self.id)}, "wrong-recipients")
+        chosen = {v for v in senders if graph.chooses(v, self.id)}
+        require(message.shares.keys() == senders and message.pair_secrets.keys() == chosen, "wrong-recipients")
         shares = {}
         for v, parcel in sorted(message.shares.items()):
             shares[v] = self._open("shares", v, parcel)
@@ -133,20 +122,17 @@ class ReferenceClient(Party):
 
     def masks(self) -> list[tuple[int, bytes]]:
         """Sign and seed of each mask of 7.8."""
-        pairs = [self.pair_mask(self.id, v, self.pair_secrets[v]) for v in sorted(self.senders)]
-        return [(1, kdf(self.b, self.ctx, "self", self.l1)), *pairs]
+        own = (1, kdf(self.b, self.ctx, "self", self.l1))
+        return [own, *(self.pair_mask(self.id, v, self.pair_secrets[v]) for v in sorted(self.senders))]
 
     def mask(self, vector: Sequence[int]) -> list[int]:
         """R2, 7.8; once, 6.4."""
-        require("receive" in self.answers and "mask" not in self.answers, "out-of-order")
+        require("delivery" in self.answers and "mask" not in self.answers, "out-of-order")
         require(len(vector) == self.parameters.words, "malformed")
-        for sign, seed in self.masks():
-            vector = p.add(vector, sign, p.mask(seed, self.parameters.words))
         self.answers["mask"] = b"", None
-        return list(vector)
+        return p.apply(vector, self.masks())
 
-    @step("sign", "mask", "second-survivor-set")
-    def sign_survivors(self, message: Any) -> Any:
+    def _sign_survivors(self, message: Any) -> Any:
         """R3, 7.10."""
         survivors = set(message.survivors)
         require(survivors <= self.sharers, "survivors-not-sharers")
@@ -155,8 +141,7 @@ class ReferenceClient(Party):
         self.survivors = survivors
         return m.ConsistencySignature(self.id, standards.sign(self.identity, self.consistency_text()))
 
-    @step("unmask", "sign", "second-unmask")
-    def unmask(self, message: Any) -> Any:
+    def _unmask(self, message: Any) -> Any:
         """R4, 7.11."""
         signatures, text = message.signatures, self.consistency_text()
         require(signatures.keys() <= self.roster.keys(), "off-roster")
@@ -169,7 +154,7 @@ class ReferenceClient(Party):
         return m.UnmaskShares(self.id, self_shares, key_shares)
 
     def complain(self, refusal: Refusal, message: Any, dealing: Any) -> Any:
-        """9.1, 9.8 and 9.9, about what `receive_shares` refused."""
+        """9.1, 9.8 and 9.9, about what 7.7 refused."""
         dealing.check()
         dealer = dealing.client_id
         require(dealer in message.shares, "wrong-recipients")
@@ -185,14 +170,13 @@ class ReferenceClient(Party):
         """9.2 to 9.4."""
         pair, public = self._keys(part, dealer)
         complaint = m.Complaint(self.id, dealer, part, bytes(32), bytes(64), pair.seeds)
-        lifted = standards.lift(p.coordinate(public))
-        if lifted is None:
+        other = standards.lift_8(public)
+        if other is None:
             return complaint
-        base, other = standards.eightfold(standards.BASE), standards.eightfold(lifted)
         a, k = int.from_bytes(pair.private, "little") & 2**255 - 8 | 2**254, int.from_bytes(self.draw(64), "little")
         a = -a if standards.multiple(a, standards.BASE)[31] >> 7 else a
         complaint = replace(complaint, shared=standards.multiple(a // 8, other))
-        nonces = (standards.multiple(k, base), standards.multiple(k, other))
+        nonces = (standards.multiple(k, standards.BASE_8), standards.multiple(k, other))
         e = self.challenge(complaint, (pair.public, public), nonces)
         s = (k + int.from_bytes(e, "little") * a) % standards.ORDER
         return replace(complaint, proof=e + s.to_bytes(32, "little"))

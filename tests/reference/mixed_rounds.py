@@ -147,11 +147,18 @@ class OurServer:
         return verdict.client_id, str(verdict.fault)
 
 
-class TheirServer(ReferenceServer):
-    """The reference's server, with names that follow from those of the stages."""
+class TheirClient(ReferenceClient):
+    """The reference's client, with a name for each message."""
 
-    receive_advertisements = ReferenceServer.receive_advertisement
-    receive_inputs = ReferenceServer.receive_input
+    share_keys = receive_shares = sign_survivors = unmask = ReferenceClient.receive
+
+
+class TheirServer(ReferenceServer):
+    """The reference's server, with a name for each message."""
+
+    receive_advertisements = receive_shares = receive_inputs = ReferenceServer.receive
+    receive_consistency = receive_unmask = ReferenceServer.receive
+    close_advertisements = close_shares = close_inputs = close_consistency = close_unmask = ReferenceServer.close
 
 
 def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
@@ -306,9 +313,7 @@ class MixedRound:
             except errors.ProtocolViolation as refusal:
                 check = str(refusal.check)
             try:
-                theirs = ReferenceClient(
-                    self.parameters, v, self.identities[v], self.roster, draws[1], minima=tuple(least)
-                )
+                theirs = TheirClient(self.parameters, v, self.identities[v], self.roster, draws[1], minima=tuple(least))
                 other = ""
             except p.Refusal as refusal:
                 other = refusal.check

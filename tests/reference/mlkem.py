@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -102,8 +103,9 @@ def _encrypt(public: bytes, message: bytes, seed: bytes) -> bytes:
     return b"".join(_encode(_compress(poly, 10), 10) for poly in u) + _encode(_compress(v, 4), 4)
 
 
-def encapsulate(public: bytes, message: bytes) -> tuple[bytes, bytes]:
-    """Ciphertext and secret of 32 random bytes, algorithm 17."""
+def encapsulate(public: bytes) -> tuple[bytes, bytes]:
+    """Ciphertext and secret, algorithms 17 and 20."""
+    message = os.urandom(32)
     both = hashlib.sha3_512(message + hashlib.sha3_256(public).digest()).digest()
     return _encrypt(public, message, both[32:]), both[:32]
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import make_dataclass
 from fractions import Fraction
 from math import comb
 from typing import Any
 
 from reference import mlkem
-from reference.standards import CURVE_PRIME, X25519_BASE, chacha20_block, hkdf, x25519
+from reference.standards import CURVE_PRIME, X25519_BASE, chacha20_block, coordinate, hkdf, x25519
 
 SHARE_PRIME = 2**256 + 297
 LOW_ORDER = (
-    0,
-    1,
-    CURVE_PRIME - 1,
-    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    0, 1, CURVE_PRIME - 1, 325606250916557431795983626356110631294008115727848805560023387167927233504,
     39382357235489614581723060781553021112529911719440698176882885853963445705823,
-)
+)  # fmt: skip
 HYBRID = "x25519-mlkem768"
+NAMES = "federation run round cohort quorum degree threshold corrupt agreement words encoding"
 
 
 class Refusal(Exception):
@@ -66,59 +64,42 @@ def kdf(secret: bytes, salt: bytes, usage: str, *values: Any) -> bytes:
     return hkdf(secret, salt, statement(usage, *values))
 
 
-@dataclass
-class Parameters:
+class Parameters(make_dataclass("Parameters", [*NAMES.split(), "roster_hash", "model_hash", "task_hash"])):
     """2.1."""
 
-    federation: str
-    run: str
-    round: int
-    cohort: Sequence[int]
-    quorum: int
-    degree: int
-    threshold: int
-    corrupt: int
-    agreement: str
-    words: int
-    encoding: bytes
-    roster_hash: bytes
-    model_hash: bytes
-    task_hash: bytes
-    ctx: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
+    @property
+    def ctx(self) -> bytes:
         """2.2."""
-        values = [getattr(self, f.name) for f in fields(self) if f.init]
-        self.ctx = digest("ctx", *values[:3], len(self.cohort), *values[3:])
+        values = list(vars(self).values())
+        return digest("ctx", *values[:3], len(self.cohort), *values[3:])
 
     def check(self) -> None:
         """2.3."""
-        n, t, corrupt = len(self.cohort), self.threshold, self.corrupt
-        fits = self.quorum <= n and 2 * self.quorum > n + corrupt
-        if self.degree == n - 1:
-            fits = fits and t <= self.quorum and 2 * t > n + corrupt
+        n, k, t, quorum, corrupt = len(self.cohort), self.degree, self.threshold, self.quorum, self.corrupt
+        require(quorum <= n and 2 * quorum > n + corrupt, "bad-parameters")
+        if k == n - 1:
+            fits = t <= quorum and 2 * t > n + corrupt
         else:
-            fits = fits and self.degree % 2 == 0 and 2 <= self.degree < self.quorum - 1
-            fits = fits and threshold_bound(self.degree, self.quorum, corrupt) <= t <= self.degree + 1
+            fits = k % 2 == 0 and 2 <= k < quorum - 1 and threshold_bound(k, quorum, corrupt) <= t <= k + 1
         require(fits, "bad-parameters")
 
 
 def threshold_bound(degree: int, quorum: int, corrupt: int) -> int:
     """2.5, in exact fractions."""
 
-    def drawn(marked: int, size: int, draws: int, least: int) -> Fraction:
-        """P[at least so many of the draws are marked]."""
-        ways = sum(comb(marked, i) * comb(size - marked, draws - i) for i in range(least, min(marked, draws) + 1))
-        return Fraction(ways, comb(size, draws))
+    def draw(marked: int, size: int, draws: int, least: int) -> dict[int, Fraction]:
+        """P[so many of the draws are marked], from a number on."""
+        counts = range(least, min(marked, draws) + 1)
+        return {i: Fraction(comb(marked, i) * comb(size - marked, draws - i), comb(size, draws)) for i in counts}
 
-    h, m = degree // 2, 0
-    a = next(i for i in range(degree + 1) if drawn(corrupt, quorum, degree, i + 1) <= Fraction(1, quorum << 128))
-    for i in range(1, h + 1):
-        chance = Fraction(0)
-        for j in range(i, min(corrupt, h) + 1):
-            first = Fraction(comb(corrupt, j) * comb(quorum - corrupt, h - j), comb(quorum, h))
-            chance += first * drawn(corrupt - j, quorum - h, h, i)
-        m = i if chance > Fraction(1, quorum**2 << 127) else m
+    def twice(least: int) -> Fraction:
+        """P[each of two groups has so many marked]."""
+        first = draw(corrupt, quorum, h, least)
+        return sum(chance * sum(draw(corrupt - i, quorum - h, h, least).values()) for i, chance in first.items())
+
+    h = degree // 2
+    a = next(a for a in range(degree + 1) if sum(draw(corrupt, quorum, degree, a + 1).values()) * quorum <= 2**-128)
+    m = max((m for m in range(1, h + 1) if twice(m) * quorum**2 > 2**-127), default=0)
     return max(h + 2 + m, (degree + 1 + a) // 2 + 1)
 
 
@@ -131,11 +112,6 @@ class Pair:
         if agreement == HYBRID:
             self.seeds = kdf(root, b"", "mlkem768", "d") + kdf(root, b"", "mlkem768", "z")
             self.public += mlkem.keys(self.seeds)[0]
-
-
-def coordinate(public: bytes) -> int:
-    """The u-coordinate of a public key, as 3.3 reads it."""
-    return int.from_bytes(public[:32], "little") % 2**255 % CURVE_PRIME
 
 
 def check_public(public: bytes, agreement: str) -> None:
@@ -169,9 +145,8 @@ def tree_root(leaves: Sequence[bytes]) -> bytes:
     return proven_root(len(leaves), dict(enumerate(leaves)), [])
 
 
-def tree_proof(leaves: Sequence[bytes], shown: Iterable[int]) -> list[bytes]:
+def tree_proof(leaves: Sequence[bytes], shown: set[int]) -> list[bytes]:
     """4.2."""
-    shown = set(shown)
     if not shown or len(leaves) == 1:
         return [] if shown else [tree_root(leaves)]
     half = 1 << (len(leaves) - 1).bit_length() - 1
@@ -252,6 +227,7 @@ def mask(seed: bytes, words: int, offset: int = 0) -> list[int]:
     return [word for (word,) in struct.iter_unpack("<Q", stream)][offset % 8 :][:words]
 
 
-def add(vector: Sequence[int], sign: int, stream: Sequence[int]) -> list[int]:
-    """A vector plus or minus a mask, 1.1."""
-    return [(x + sign * y) % 2**64 for x, y in zip(vector, stream, strict=True)]
+def apply(vector: Sequence[int], masks: Iterable[tuple[int, bytes]]) -> list[int]:
+    """A vector plus masks by sign and seed, 1.1."""
+    streams = [[sign * word for word in mask(seed, len(vector))] for sign, seed in masks]
+    return [sum(words) % 2**64 for words in zip(vector, *streams, strict=True)]

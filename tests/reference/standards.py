@@ -71,21 +71,29 @@ def x25519(private: bytes, peer: bytes) -> bytes:
     return bindings.crypto_scalarmult(private, peer)
 
 
-def lift(u: int) -> bytes | None:
-    """The point of edwards25519 with even x over a u-coordinate (RFC 7748, section 4.1), as RFC 8032 encodes it."""
-    point = ((u - 1) * pow(u + 1, -1, CURVE_PRIME) % CURVE_PRIME).to_bytes(32, "little")
-    try:
-        bindings.crypto_core_ed25519_add(point, NEUTRAL)
-    except RuntimeError:  # not of the curve
-        return None
-    return point
+def coordinate(public: bytes) -> int:
+    """The u-coordinate that a public key begins with, RFC 7748, section 5."""
+    return int.from_bytes(public[:32], "little") % 2**255 % CURVE_PRIME
 
 
 def eightfold(point: bytes) -> bytes:
-    """8 times any point."""
+    """8 times a point of edwards25519, encoded as in RFC 8032."""
     for _ in range(3):
         point = bindings.crypto_core_ed25519_add(point, point)
     return point
+
+
+BASE_8 = eightfold(BASE)
+
+
+def lift_8(public: bytes) -> bytes | None:
+    """8 times the point with even x over a u-coordinate (RFC 7748, section 4.1), None if there is none."""
+    u = coordinate(public)
+    point = ((u - 1) * pow(u + 1, -1, CURVE_PRIME) % CURVE_PRIME).to_bytes(32, "little")
+    try:
+        return eightfold(point)
+    except RuntimeError:  # not of the curve
+        return None
 
 
 def multiple(number: int, point: bytes) -> bytes:
