@@ -81,11 +81,12 @@ class AdvertisedCohort(row("AdvertisedCohort", "cohort", "ids members proof")):
 
     def check(self) -> None:
         """6.2 and 6.5."""
-        super().check()
+        check_ids(self.ids)
         for member in self.members:
             member.check()
         check_ids([member.client_id for member in self.members])
         require({member.client_id for member in self.members} <= set(self.ids), "malformed")
+        super().check()
 
 
 class MaskedVector(row("MaskedVector", "input", "client_id vector")):

@@ -287,6 +287,8 @@ class MixedRound:
         seeds = {v: hashlib.sha256(f"identity {v}".encode()).digest() for v in self.ids}
         self.identities, self.roster = seeds, {v: standards.public_identity(key) for v, key in seeds.items()}
         self.liar = Liar(self.random, list(self.ids))
+        n, graph = len(self.ids), "full" if self.parameters.degree == len(self.ids) - 1 else "ring"
+        self.tally.update([f"cohort of {n:02}", f"graph: {graph}", f"agreement: {self.parameters.agreement}"])
         self.server = self._party("server", (OurServer(self.ours, self.roster), TheirServer(*self._public())))
         self.clients = {v: self._client(v) for v in self.ids}
         words = self.parameters.words
@@ -329,13 +331,14 @@ class MixedRound:
         hybrid, ring = random.random() < 0.06, random.random() < 0.5
         while True:
             n = random.randint(3, 5) if hybrid else random.randint(3, 12)
-            cohort = tuple(sorted(random.sample(range(1, 40), n)))
+            cohort = tuple(sorted(random.sample(range(0 if self._maybe(0.1) else 1, 40), n)))
             values: dict[str, Any] = {
-                "federation": "mixed", "run": f"run {self.seed}", "round": random.randrange(5), "cohort": cohort,
+                "federation": "mixed", "run": f"run {self.seed}" if self._maybe(0.95) else "",
+                "round": random.randrange(5), "cohort": cohort,
                 "quorum": min(random.randint(n // 2, n) for _ in range(2)),
                 "degree": random.randint(1, n - 1) if ring else n - 1,
                 "threshold": random.randint(1, n), "corrupt": random.choice([0, 0, 0, 1, 2]),
-                "agreement": p.HYBRID if hybrid else "x25519", "words": random.randint(1, 9),
+                "agreement": p.HYBRID if hybrid else "x25519", "words": random.choice([*range(1, 10), 0]),
                 "encoding": random.randbytes(3), "roster_hash": random.randbytes(32),
                 "model_hash": random.randbytes(32), "task_hash": random.randbytes(32),
             }  # fmt: skip
@@ -401,6 +404,8 @@ class MixedRound:
         if isinstance(message, m.UnmaskShares) and self._maybe(0.2):
             return replace(message, key_shares={**message.key_shares, **message.self_shares})
         lie = self.liar.change(message)
+        if self._maybe(0.3):
+            lie = self.liar.change(lie)
         if isinstance(message, m.KeyShares) and signs and self._maybe(0.5):
             v, position = self.random.choice(sorted(message.shares)), self.random.randrange(32)
             sealed = bytearray(message.shares[v])
@@ -461,6 +466,10 @@ class MixedRound:
         kind, _ = self.server.ask(f"receive_{stage}", message)
         self.spoiled |= kind == "answer" and (stage, message) not in self.history
         self.tally["strays"] += 1
+        if self._maybe(0.3):
+            self.server.ask("dealing", self.random.choice(self.ids), v)
+            part = self.random.choice(["shares", "pair-secret"])
+            self.server.ask("judge", m.Complaint(v, self.random.choice(self.ids), part, bytes(32), bytes(64), b""))
         client = self.clients[self.random.choice(self.ids)]
         if not hasattr(client.pair[1], "answers"):
             return
@@ -500,23 +509,31 @@ class MixedRound:
         return self._send("shares", [(v, message) for v, message in sent if isinstance(message, m.KeyShares)])
 
     def run(self) -> Counter[str]:
-        """All five stages."""
+        """All five stages, and what comes after them."""
         self.tally["rounds"] += 1
+        self._exchange()
+        for _ in range(3):
+            self._stray()
+        self.server.ask(f"close_{self.random.choice(STAGES)}")
+        self._compare_faults()
+        return self.tally
+
+    def _exchange(self) -> None:
         deliveries = self.deal()
         if deliveries is None:
-            return self.tally
+            return
         ready = [v for v in deliveries if self.say(self.clients[v], "receive_shares", deliveries[v])]
         if ready and self._maybe(self.lies):
             self._accuse(self.random.choice(ready))
         masked = [(v, self.clients[v].ask("mask", self.vectors[v])[1]) for v in ready]
         survivors = self._send("inputs", [(v, m.MaskedVector(v, words)) for v, words in masked])
         if survivors is None:
-            return self.tally
+            return
         ready = [v for v in survivors.survivors if v in ready]
         signed = [(v, self.say(self.clients[v], "sign_survivors", survivors)) for v in ready]
         signatures = self._send("consistency", [pair for pair in signed if is_dataclass(pair[1])])
         if signatures is None:
-            return self.tally
+            return
         signers = [v for v, message in signed if is_dataclass(message)]
         signers = [v for v in signers if v in self.server.pair[1].members]
         shares = [(v, self.say(self.clients[v], "unmask", signatures)) for v in signers]
@@ -528,7 +545,6 @@ class MixedRound:
             if not self.spoiled and list(total) != true:
                 raise DisagreementError(f"seed {self.seed}: both give a wrong sum")
             self.tally["true sums"] += list(total) == true
-        return self.tally
 
     def _accuse(self, v: int) -> None:
         """A complaint about what is right."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import make_dataclass
 from fractions import Fraction
 from math import comb
 from typing import Any
 
 from reference import mlkem
-from reference.standards import CURVE_PRIME, X25519_BASE, chacha20_block, coordinate, hkdf, x25519
+from reference.standards import X25519_BASE, chacha20_block, hkdf, is_low_order, x25519
 
 SHARE_PRIME = 2**256 + 297
-LOW_ORDER = (
-    0, 1, CURVE_PRIME - 1, 325606250916557431795983626356110631294008115727848805560023387167927233504,
-    39382357235489614581723060781553021112529911719440698176882885853963445705823,
-)  # fmt: skip
 HYBRID = "x25519-mlkem768"
 NAMES = "federation run round cohort quorum degree threshold corrupt agreement words encoding"
 
@@ -26,7 +22,6 @@ class Refusal(Exception):
     """A message is refused: the check's name and, of 7.7, who sealed the part that cannot be used."""
 
     def __init__(self, check: str, dealer: int | None = None, part: str = "") -> None:
-        super().__init__(check)
         self.check, self.dealer, self.part = check, dealer, part
 
 
@@ -45,7 +40,7 @@ def pack(value: Any) -> bytes:
         return b"".join(pack(v) + pack(len(value[v])) + value[v] for v in sorted(value))
     if isinstance(value, bytes | str):
         return value.encode() if isinstance(value, str) else value
-    return b"".join(map(pack, sorted(value) if isinstance(value, set) else value))
+    return b"".join(map(pack, sorted(value) if isinstance(value, Set) else value))
 
 
 def statement(usage: str, *values: Any) -> bytes:
@@ -74,9 +69,10 @@ class Parameters(make_dataclass("Parameters", [*NAMES.split(), "roster_hash", "m
         return digest("ctx", *values[:3], len(self.cohort), *values[3:])
 
     def check(self) -> None:
-        """2.3."""
+        """2.3 and 2.6."""
         n, k, t, quorum, corrupt = len(self.cohort), self.degree, self.threshold, self.quorum, self.corrupt
-        require(quorum <= n and 2 * quorum > n + corrupt, "bad-parameters")
+        fits = self.federation and self.run and min(self.cohort) > 0 and 2 <= n <= 2**16 and 1 <= self.words <= 2**40
+        require(fits and quorum <= n and 2 * quorum > n + corrupt, "bad-parameters")
         if k == n - 1:
             fits = t <= quorum and 2 * t > n + corrupt
         else:
@@ -117,7 +113,7 @@ class Pair:
 def check_public(public: bytes, agreement: str) -> None:
     """3.3."""
     require(len(public) == (1216 if agreement == HYBRID else 32), "malformed")
-    require(coordinate(public) not in LOW_ORDER, "low-order-point")
+    require(not is_low_order(public), "low-order-point")
     require(agreement != HYBRID or mlkem.is_key(public[32:]), "malformed")
 
 

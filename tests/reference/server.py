@@ -16,8 +16,9 @@ class ReferenceServer(m.Party):
 
     def __init__(self, parameters: Parameters, roster: Mapping[int, bytes]) -> None:
         super().__init__(parameters, roster)
-        self.stage, self.members = 0, set(parameters.cohort)
+        self.stage, self.is_over, self.members = 0, False, set(parameters.cohort)
         self.messages: list[dict[int, Any]] = [{} for _ in range(5)]
+        self.sharers, self.survivors = self.messages[1].keys(), self.messages[2].keys()
         self.faults: dict[int, str] = {}
 
     def receive(self, message: Any) -> None:
@@ -33,7 +34,7 @@ class ReferenceServer(m.Party):
         sender, received = message.client_id, self.messages[number]
         require(number != 2 or len(message.vector) == self.parameters.words, "malformed")
         require(sender in self.parameters.cohort, "off-roster")
-        require(number <= self.stage, "out-of-order")
+        require(number <= self.stage and not self.is_over, "out-of-order")
         require(sender in self.members, "late-input" if number == 2 else "dropped-client")
         require(sender not in received or received[sender].digest() == message.digest(), "conflict")
         if sender not in received:
@@ -42,12 +43,12 @@ class ReferenceServer(m.Party):
 
     def close(self) -> Any:
         """8.2 and 8.7; what 8.4 sends, or the sum."""
-        ids = sorted(self.messages[self.stage])
+        require(self.stage < 5 and not self.is_over, "out-of-order")
+        ids, self.is_over = sorted(self.messages[self.stage]), True
         require(len(ids) >= (self.parameters.threshold if self.stage == 4 else self.parameters.quorum), "too-few")
-        if self.stage == 2:
-            self.survivors = set(ids)
-        self.members, self.stage = set(ids), self.stage + 1
-        return (self._cohorts, self._deliveries, m.Survivors, self._signatures, self._sum)[self.stage - 1](ids)
+        answer = (self._cohorts, self._deliveries, m.Survivors, self._signatures, self._sum)[self.stage](ids)
+        self.members, self.stage, self.is_over = set(ids), self.stage + 1, False
+        return answer
 
     def _cohorts(self, ids: list[int]) -> dict[int, Any]:
         """8.4, of U1."""
@@ -67,7 +68,7 @@ class ReferenceServer(m.Party):
 
     def _deliveries(self, ids: list[int]) -> dict[int, Any]:
         """8.4, of U2."""
-        self.sharers, sent, deliveries = set(ids), self.messages[1], {}
+        sent, deliveries = self.messages[1], {}
         for v in ids:
             senders = sorted(self.graph.neighbours(v) & self.sharers)
             secrets = {u: sent[u].pair_secrets[v] for u in senders if self.graph.chooses(u, v)}
@@ -146,6 +147,8 @@ class ReferenceServer(m.Party):
 
     def dealing(self, dealer: int, holder: int) -> Any:
         """9.1 and 9.6."""
+        require(self.stage > 1, "out-of-order")
+        require({dealer, holder} <= self.sharers and dealer in self.graph.neighbours(holder), "wrong-recipients")
         message = self.messages[1][dealer]
         if not self._is_signed(message):
             self.faults.setdefault(dealer, "unsigned-dealing")
@@ -160,7 +163,8 @@ class ReferenceServer(m.Party):
     def judge(self, complaint: Any) -> tuple[int, str]:
         """9.5 to 9.7: who is at fault, and of what."""
         complaint.check()
-        require(complaint.client_id in self.messages[1].keys() & self.members, "dropped-client")
+        require(self.stage > 1, "out-of-order")
+        require(complaint.client_id in self.sharers & self.members, "dropped-client")
         client_id, fault = self._verdict(complaint, complaint.client_id, complaint.accused)
         self.faults.setdefault(client_id, fault)
         return client_id, fault
@@ -193,8 +197,7 @@ class ReferenceServer(m.Party):
         e, s = (int.from_bytes(part, "little") for part in (complaint.proof[:32], complaint.proof[32:]))
         if not mine or not other or s >= standards.ORDER or not standards.is_multiple(shared):
             return False
-        seeds = complaint.mlkem_seed
-        if (mlkem.keys(seeds)[0] if seeds else b"") != own[32:]:
+        if (mlkem.keys(complaint.mlkem_seed)[0] if complaint.mlkem_seed else b"") != own[32:]:
             return False
         sides = ((standards.BASE_8, mine), (other, standards.eightfold(shared)))
         nonces = [standards.minus(standards.multiple(s, base), standards.multiple(e, result)) for base, result in sides]

@@ -10,6 +10,13 @@ from nacl.exceptions import CryptoError
 
 CURVE_PRIME = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493
+LOW_ORDER = {
+    0,
+    1,
+    CURVE_PRIME - 1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+}
 X25519_BASE = b"\x09" + bytes(31)
 NEUTRAL = b"\1" + bytes(31)
 BASE = bindings.crypto_scalarmult_ed25519_base_noclamp(NEUTRAL)
@@ -74,6 +81,11 @@ def x25519(private: bytes, peer: bytes) -> bytes:
 def coordinate(public: bytes) -> int:
     """The u-coordinate that a public key begins with, RFC 7748, section 5."""
     return int.from_bytes(public[:32], "little") % 2**255 % CURVE_PRIME
+
+
+def is_low_order(public: bytes) -> bool:
+    """Whether a public key begins with a coordinate whose points have an order that divides 8."""
+    return coordinate(public) in LOW_ORDER
 
 
 def eightfold(point: bytes) -> bytes:

@@ -269,7 +269,7 @@ def off_curve(public: bytes) -> bytes:
     return u.to_bytes(32, "little") + public[32:]
 
 
-@pytest.mark.parametrize("seed", [4, 8, 20, 24])
+@pytest.mark.parametrize("seed", [0, 4, 12, 32])
 def test_a_key_off_the_curve_convicts_its_owner(seed: int) -> None:
     mixed = MixedRound(seed, lies=0)
     deliveries = mixed.deal()
