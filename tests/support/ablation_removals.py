@@ -135,6 +135,12 @@ DISCLOSED: dict[tuple[Story, int, int], Secret] = {}
 
 def complain_of_anything(patch: Patch) -> None:
     """A session that complains without the dealer's signature, and a server that opens what it then can."""
+    open_what_was_disclosed(patch)
+    without("check_dealing")(patch)
+
+
+def open_what_was_disclosed(patch: Patch) -> None:
+    """A server that opens what complaints have told it."""
     opened = adversary._opened
 
     def with_the_disclosed(story: Story, owner: int, receiver: int, sealed: bytes) -> bytes | None:
@@ -145,4 +151,3 @@ def complain_of_anything(patch: Patch) -> None:
         return schedule.open_with(Usage.SHARE_SEAL, story.transcript, Agreement.X25519, agreed, **ends)
 
     patch.setattr(adversary, "_opened", with_the_disclosed)
-    without("check_dealing")(patch)
