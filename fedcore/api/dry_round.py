@@ -165,7 +165,8 @@ class DryRound(Simulation):
     def reckon_room(self) -> None:
         """Add to the facts what memory and disk the parties need, if the model is large."""
         model, plain = int(self.facts.get("model_bytes", 0)), self.settings.aggregation == "plain"
-        needs = RoomNeeds(model=model, update=model if plain else self._most_up, clients=self.clients, plain=plain)
+        update = model if plain else self._most_up
+        needs = RoomNeeds.of(self.settings, model=model, update=update, clients=self.clients)
         if needs.is_large:
             self.facts |= needs.facts
 

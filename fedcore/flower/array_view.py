@@ -36,6 +36,11 @@ class ArrayView(Array):
         described = (self.dtype, self.shape, self.stype) == description(self._values)
         return self._values if described and "data" not in self.__dict__ else None
 
+    def rest_on(self, values: NDArray[Any]) -> None:
+        """The same values lie elsewhere from now on, and where they lay is free; nothing changes if others were set."""
+        if (view := self.view) is not None and (view.dtype, view.shape) == (values.dtype, values.shape):
+            self._values = values
+
     def __getattr__(self, name: str) -> Any:
         if name != "data" or "_values" not in self.__dict__:
             raise AttributeError(name)

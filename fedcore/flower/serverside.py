@@ -107,6 +107,7 @@ def run_server_app(
     on_loaded: Callable[[], None] | None = None,
     means: MeanRecorder | None = None,
     noise_shares: Callable[[int], int] = lambda n: 0,
+    write_first: Callable[[ModelState], ModelState] = lambda model: model,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -126,6 +127,7 @@ def run_server_app(
         on_loaded: called when the app is imported, and nothing has run yet.
         means: takes the means of the trainings.
         noise_shares: of how many of these clients the noise shares are in any sum of so many.
+        write_first: as in `SecureGrid`.
     """
     run_id = _begin(run)
     grid: ExchangeGrid = (
@@ -140,6 +142,7 @@ def run_server_app(
             groups=groups,
             means=means,
             noise_shares=noise_shares,
+            write_first=write_first,
         )
         if aggregation == "secure"
         else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes, means=means)

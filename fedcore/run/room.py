@@ -9,17 +9,16 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from fedcore.errors import OutOfMemory, StorageFull
+from fedcore.run.settings import JobSettings
 
 LEAST_MODEL: Final = 64 << 20
 """Bytes of a model below which nobody asks for room."""
 RANK_MODELS: Final = 3.0
 """Weights, gradients, and what the step takes, with plain SGD; Adam takes two more."""
 SERVER_APP_MODELS: Final = 2.5
-_VECTORS_WAITING: Final = 4
-"""Updates that lie at the server before its kept sum contains them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +29,31 @@ class RoomNeeds:
     update: of one client's upload.
     clients: of a round.
     plain: whether updates are kept one by one, and not summed.
+    groups: sums of a round.
+    differences: whether clients get 16-bit differences of models (download-bits).
+    best: whether the best model is kept in addition to the last.
     """
 
     model: int
     update: int
     clients: int
     plain: bool = False
+    groups: int = 1
+    differences: bool = False
+    best: bool = False
+
+    @classmethod
+    def of(cls, settings: JobSettings, *, model: int, update: int, clients: int) -> Self:
+        """Of a run with these settings."""
+        return cls(
+            model=model,
+            update=update,
+            clients=clients,
+            plain=settings.aggregation == "plain",
+            groups=settings.groups,
+            differences=settings.download_bits == 16,
+            best=bool(settings.best_model),
+        )
 
     @property
     def is_large(self) -> bool:
@@ -71,18 +89,20 @@ class RoomNeeds:
     def server_disk(self) -> int:
         """Of a round, at the worse of two moments.
 
-        The ServerApp's copy of its first model, the model and its checkpoint; and then the updates and their sum, or
-        the mean that is being made, the saved sum and the copy of it without masks.
+        The model, which its checkpoint and the ServerApp's own share; what clients get in its place, with its
+        difference; the best one. And then the updates, which all clients may send at the same time, and their sums; or
+        the means that are being made, the saved sums and the copies of them without masks.
         """
         if self.plain:
             return 2 * self.model + self.clients * self.update
-        summing = (1 + min(self.clients, _VECTORS_WAITING)) * self.update
-        return 3 * self.model + max(summing, self.model + 2 * self.update)
+        models = self.model + self.differences * (self.model + self.model // 2) + self.best * self.model
+        summing, decoding = (self.clients + self.groups) * self.update, self.groups * (self.model + 2 * self.update)
+        return models + max(summing, decoding)
 
     @property
     def server_disk_a_round(self) -> int:
         """What stays of each round until the run ends."""
-        return self.clients * self.update if self.plain else self.model
+        return self.clients * self.update if self.plain else self.groups * self.model
 
     @property
     def facts(self) -> dict[str, int]:

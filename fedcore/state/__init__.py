@@ -15,7 +15,7 @@ model only as much as it takes to tell how far it is from another.
 """
 
 from fedcore.state.difference import add_difference, can_differ, difference_bytes, rounded, write_difference
-from fedcore.state.facts import ModelFacts, open_initial, read_facts, write_model
+from fedcore.state.facts import ModelFacts, open_initial, read_facts, write_model, written_as
 from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
 from fedcore.state.model import MemorySink, ModelState, StateSink
@@ -46,4 +46,5 @@ __all__ = [
     "sha256_file",
     "write_difference",
     "write_model",
+    "written_as",
 ]

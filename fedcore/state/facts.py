@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from fedcore.errors import ConfigurationError, EncodingError, PeerError
-from fedcore.state.files import FileSink, read_metadata
+from fedcore.state.files import FileSink, file_size, read_metadata, sha256_tensors
 from fedcore.state.model import ModelState
 
 _PREFIX: Final = "fedcore."
@@ -87,6 +87,12 @@ def write_model(state: ModelState, path: Path, facts: ModelFacts) -> None:
     """
     with FileSink(path, state.layout, facts.to_metadata()) as sink:
         state.write_to(sink)
+
+
+def written_as(state: ModelState, facts: ModelFacts) -> tuple[str, int]:
+    """SHA-256 and bytes of the file that `write_model` would write."""
+    metadata = facts.to_metadata()
+    return sha256_tensors(state.layout, state, metadata, release=state.release), file_size(state.layout, metadata)
 
 
 def read_facts(path: Path) -> ModelFacts | None:

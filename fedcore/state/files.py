@@ -18,7 +18,7 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,12 +40,25 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256_tensors(layout: Layout, tensors: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 of the file that these tensors of `layout` would be written to, in lower-case hexadecimal."""
-    header, _ = _make_header(layout, None)
+def sha256_tensors(
+    layout: Layout,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    release: Callable[[], None] = lambda: None,
+) -> str:
+    """SHA-256 of the file that these tensors of `layout` would be written to, in lower-case hexadecimal.
+
+    Args:
+        release: called now and then, to give back the memory of what was read.
+    """
+    header, _ = _make_header(layout, metadata)
     digest = hashlib.sha256(header)
     for spec in _in_file(layout):
-        digest.update(np.ascontiguousarray(tensors[spec.name]).reshape(-1).view(np.uint8).data)
+        flat = np.ascontiguousarray(tensors[spec.name]).reshape(-1).view(np.uint8)
+        for start in range(0, flat.size, _WRITE_CHUNK):
+            digest.update(flat[start : start + _WRITE_CHUNK].data)
+            release()
     return digest.hexdigest()
 
 

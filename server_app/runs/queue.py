@@ -21,7 +21,7 @@ from server_app.rejection import Rejection
 from server_app.runs.active_exchanges import ActiveExchanges
 from server_app.runs.app.files import saved_file, saved_files
 from server_app.runs.files.initial_models import claim_model, resend_model, take_model
-from server_app.runs.files.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
+from server_app.runs.files.run_files import APP_FOLDER, RunKeys, checkpoints, load_bundle, save_bundle
 from server_app.runs.files.run_files import reference as reference_of
 from server_app.runs.known_statistics import known_statistics
 from server_app.runs.plan import RunPlan
@@ -261,11 +261,12 @@ class RunQueue:
         row = await self._row(run)
         if not row.model_sha256:
             raise Rejection(ProblemKind.NOT_FOUND, "the run has no model")
-        keys = RunKeys(run)
-        key = keys.model if row.status == RunStatus.FINISHED else keys.checkpoint
+        keys, objects = RunKeys(run), self._services.objects
         reference = ModelRef(sha256=row.model_sha256, size=row.model_size)
-        kind = "model" if key == keys.model else "checkpoint"
-        return await self._services.objects.fetch(key), reference, f"{row.app}-{run}-{kind}.safetensors"
+        if row.status == RunStatus.FINISHED:
+            return await objects.fetch(keys.model), reference, f"{row.app}-{run}-model.safetensors"
+        path, own = await checkpoints(objects, keys, self._services.spool.folder).file()
+        return path, own or reference, f"{row.app}-{run}-checkpoint.safetensors"
 
     async def best_model_file(self, run: str) -> tuple[Path, ModelRef, str]:
         """The best model that a run has had so far, and its name; Rejection if there is none."""

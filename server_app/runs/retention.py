@@ -24,7 +24,7 @@ async def drop_journal(services: Services, run: str) -> None:
     Its initial model stays with its app, for a run that is to be the same again.
     """
     keys = RunKeys(run)
-    for key in (keys.exchanges, keys.checkpoint):
+    for key in (keys.exchanges, keys.checkpoint, keys.checkpoints):
         await services.objects.remove(key)
     await services.store.drop_steps_from(run, 1)
 

@@ -36,8 +36,8 @@ from server_app.storage.blobs import Spool
 from server_app.storage.tables import ExchangeRow
 
 _NO_ROOM: Final = (
-    "a round of this model takes about {needed} of the server's disk (the model, its checkpoint, the updates and their "
-    "sum), of which {free} are free, and nothing was sent: free some, or ask fewer clients, or make the "
+    "a round of this model takes about {needed} of the server's disk (the model, the updates and their sum), of which "
+    "{free} are free, and nothing was sent: free some, or ask fewer clients, or make the "
     "updates smaller (field-bits, upload-fraction)"
 )
 _NO_MEMORY: Final = (
@@ -133,8 +133,7 @@ class RunContext:
             model, update: bytes of each.
             clients: of a round.
         """
-        plain = self.plan.settings.aggregation == "plain"
-        needs = RoomNeeds(model=model, update=update, clients=clients, plain=plain)
+        needs = RoomNeeds.of(self.plan.settings, model=model, update=update, clients=clients)
         if not self.state.rounds and not self._checked_room:
             line = await asyncio.to_thread(refuse_without_room, self.services.spool, needs, free_memory())
             self._checked_room.append(line)

@@ -76,6 +76,7 @@ class ExchangeGrid(Grid):
     initial: that model, also later; None if the run begins with the app's own.
     extra_tensors: names of tensors that a strategy sends with its model, and that are no part of it.
     means: what takes the means of trainings; None if nobody compares them.
+    first_arrays: what the strategy starts from, if it needs it no more once it sends another model.
     noise_shares: of how many of these clients the noise shares are in any sum of so many; 0 if sums are not masked.
     """
 
@@ -94,6 +95,7 @@ class ExchangeGrid(Grid):
     awaits_start: bool = field(default=False, init=False)
     initial: ModelState | None = field(default=None, init=False)
     extra_tensors: frozenset[str] = field(default=frozenset(), init=False)
+    first_arrays: ArrayRecord | None = field(default=None, init=False)
     _present: int = field(default=0, init=False)
     _last_count: list[int] = field(default_factory=list, init=False)
     """Who was there when Flower's own code counted them, until it samples."""
@@ -191,6 +193,7 @@ class ExchangeGrid(Grid):
         self.report_figures()
         self.polling.over()
         self._look_ahead()
+        self._forget_first(messages)
         try:
             self._check_started(messages)
             replies = self.deliver(messages, timeout)
@@ -207,6 +210,14 @@ class ExchangeGrid(Grid):
         if self.means is not None:
             self.means.take(messages, replies, self.weight_key, self._layout)
         return replies
+
+    def _forget_first(self, messages: Sequence[Message]) -> None:
+        """Empty the record of the first arrays, which Flower's loop holds to its end, once none of them is sent."""
+        records = [record for message in messages[:1] for record in message.content.array_records.values()]
+        sent = {id(array) for record in records for array in record.values()}
+        if self.first_arrays is not None and sent and sent.isdisjoint(map(id, self.first_arrays.values())):
+            self.first_arrays.clear()
+            self.first_arrays = None
 
     def report_figures(self) -> None:
         """Report to the backend what the strategy has computed since the last report."""

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.common import MessageTypeLegacy
 
 from fedcore.errors import AppError, BudgetSpent
+from fedcore.flower.array_view import ArrayView
 from fedcore.flower.grid.aggregation_guard import callers, check_callers, check_mean_only, check_metrics
 from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.grid.queries import records_of
@@ -25,6 +26,7 @@ from fedcore.flower.grid.query_sums import SumReader, may_only_add
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from, round_of
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.state import ModelState
 from fedcore.wire.tasks import is_query
 
 _LEGACY_QUESTION = (
@@ -51,10 +53,13 @@ class SecureGrid(ExchangeGrid):
 
     on_refusal: gets the AppError for code that wants more than the mean, before any exchange.
     groups: those into which trainings are cut, each with a reply of its own; None if they are not.
+    write_first: writes the first model to the file that is sent, and gives it as it lies there; what the strategy has
+        of it lies there too from then on.
     """
 
     on_refusal: OnRefusal = field(default=refuse, kw_only=True)
     groups: Groups | None = field(default=None, kw_only=True)
+    write_first: Callable[[ModelState], ModelState] = field(default=lambda model: model, kw_only=True)
     _exchanges: int = field(default=0, init=False)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -119,7 +124,7 @@ class SecureGrid(ExchangeGrid):
         state = None
         arrays_key = next(iter(content.array_records), "")
         if arrays_key:
-            state = self.conform(content.array_records[arrays_key])
+            state = self._state(content.array_records[arrays_key])
             self._layout = state.layout
         configs = {key: config_to_json(record) for key, record in content.config_records.items()}
         rounds = [c["server-round"] for c in configs.values() if isinstance(c.get("server-round"), int)]
@@ -134,6 +139,15 @@ class SecureGrid(ExchangeGrid):
             timeout=timeout,
             ahead=self.expected_nodes,
         )
+
+    def _state(self, arrays: ArrayRecord) -> ModelState:
+        state = self.conform(arrays)
+        if self._layout is None:
+            state = self.write_first(state)
+            for name, array in arrays.items():
+                if isinstance(array, ArrayView):
+                    array.rest_on(state[name])
+        return state
 
     def _reply(self, reply: ExchangeReply, message: Message, request: ExchangeRequest) -> Message:
         if is_query(request.message_type):

@@ -163,10 +163,19 @@ def averaging_server(
         losses = LossHistory.of(config)
         known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)), earlier=earlier)
         options = {**participation(config), "evaluate_metrics_aggr_fn": losses.watching(finish(client.metrics))}
+        chosen, initial = (
+            strategy(config, trained=client.trained(config), **options),
+            client.initial_arrays(config, known),
+        )
+        if isinstance(grid, ExchangeGrid) and type(chosen) in (
+            flower.FedAvg,
+            flower.FedProx,
+        ):  # others keep what they sent
+            grid.first_arrays = initial
         try:
-            result = strategy(config, trained=client.trained(config), **options).start(
+            result = chosen.start(
                 grid=grid,
-                initial_arrays=client.initial_arrays(config, known),
+                initial_arrays=initial,
                 num_rounds=int(config[ROUNDS_KEY]),
                 train_config=ConfigRecord(known),
                 evaluate_config=ConfigRecord(known),
@@ -179,6 +188,11 @@ def averaging_server(
             print(line, flush=True)  # noqa: T201 - what a ServerApp prints comes home with the run
 
     return app
+
+
+def _is_flowers(strategy: FedAvg) -> bool:
+    """Whether it is one of Flower's own, which keep no model before the last that they sent."""
+    return type(strategy) in vars(flower).values()
 
 
 def _reported(client: LocalApp) -> frozenset[str] | None:

@@ -29,6 +29,7 @@ from fedcore.flower.serverside import begin_server_process, run_question, run_st
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState
+from fedcore.state.mapped import LARGE_BYTES
 from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.memory import set_aside
@@ -88,14 +89,23 @@ class ServerBackend:
         with self._lock:
             self._server.send(WaitReport(nodes=nodes, setting=setting))
 
+    def write_first(self, model: ModelState) -> ModelState:
+        """A large model as it lies in the file that the server gets; raises StorageFull."""
+        if model.layout.nbytes < LARGE_BYTES:
+            return model
+        path = self._path_of_next()
+        model.save(path)
+        return ModelState.open(path)
+
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """Carry out one exchange; blocks. Raises RoundFailed or BudgetSpent."""
         with self._lock:
-            self._count += 1
             path = None
             if request.model is not None:
-                path = self._folder / f"model-{self._count}.safetensors"
-                request.model.save(path)
+                path = self._path_of_next()
+                if request.model.path != path:  # `write_first` has written it there
+                    request.model.save(path)
+            self._count += 1
             return self._call(ExchangeCall.of(request, path), Replies).replies
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
@@ -107,6 +117,9 @@ class ServerBackend:
         """Report what the strategy made of replies; the server does not reply."""
         with self._lock:
             self._server.send(FiguresReport(figures=figures))
+
+    def _path_of_next(self) -> Path:
+        return self._folder / f"model-{self._count + 1}.safetensors"
 
     def _call(self, call: AppCall, expected: type[Reply]) -> Reply:
         """The reply to a call, while the caller has the lock."""
@@ -179,6 +192,7 @@ def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
             initial=None if start.initial is None else ModelState.open(Path(start.initial)),
             on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
             means=means,
+            write_first=backend.write_first,
         )
     if means is not None:
         means.save(folder / APP_FILES / FOLDER)

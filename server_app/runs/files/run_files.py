@@ -22,6 +22,7 @@ from fedcore.system.left_files import remove_left
 from fedcore.wire.tasks import ModelRef
 from server_app.exchanges.at_rest import intact
 from server_app.runs.app.files import save_app_files
+from server_app.runs.files.checkpoints import Checkpoints
 from server_app.storage.blobs import link
 from server_app.storage.objects import Objects
 
@@ -43,6 +44,7 @@ class RunKeys:
         self.initial = f"{self.all}/initial"
         self.model = f"{self.all}/model"
         self.checkpoint = f"{self.all}/checkpoint"
+        self.checkpoints = f"{self.all}/checkpoints"
         self.best = f"{self.all}/best"
         self.left = f"{self.all}/left"
         self.exchanges = f"{self.all}/exchanges"
@@ -171,7 +173,7 @@ class RunFiles:
         return await self._keep(model, facts, self._keys.model)
 
     async def keep_checkpoint(self, model: Path, sha256: str, facts: ModelFacts) -> ModelRef:
-        """Keep a copy of a model, a file with this SHA-256, as the newest that the run has.
+        """Keep a model, a file with this SHA-256 that nobody changes any more, as the newest that the run has.
 
         The model that a round evaluates is the one that the next round trains from: where all but the time is as in the
         last checkpoint, that one stays.
@@ -180,7 +182,7 @@ class RunFiles:
         last = self._checkpoint
         if last is None or last[:2] != (sha256, timeless):
             self._checkpoint = None
-            stored = await self._keep(model, facts, self._keys.checkpoint)
+            stored = await checkpoints(self._objects, self._keys, self._folder / _HANDED).keep(model, facts)
             last = self._checkpoint = sha256, timeless, stored
         return last[2]
 
@@ -203,6 +205,11 @@ class RunFiles:
         """Remove all that is not kept as an object."""
         self._leftovers = []
         await asyncio.to_thread(_remove, [self._folder])
+
+
+def checkpoints(objects: Objects, keys: RunKeys, drafts: Path) -> Checkpoints:
+    """Those of a run; drafts: a folder for files on their way."""
+    return Checkpoints(objects=objects, key=keys.checkpoints, earlier=keys.checkpoint, drafts=drafts)
 
 
 async def save_bundle(objects: Objects, key: str, bundle: AppBundle, draft: Path) -> None:

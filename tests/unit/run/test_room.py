@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedcore.errors import OutOfMemory, StorageFull
 from fedcore.run.room import RoomNeeds, check_disk, check_memory, room_line
+from fedcore.run.settings import JobSettings
 
 GIGABYTE = 10**9
 
@@ -17,13 +19,25 @@ def test_what_a_model_of_five_gigabytes_takes() -> None:
     assert needs.is_large
     assert needs.client_disk == 13 * GIGABYTE
     assert needs.client_memory == 15 * GIGABYTE
-    assert needs.server_disk == 26 * GIGABYTE
+    assert needs.server_disk == 16 * GIGABYTE
     assert needs.server_disk_a_round == 5 * GIGABYTE
 
 
-def test_more_clients_take_no_more_of_the_server_than_four() -> None:
+def test_all_clients_may_send_at_the_same_time() -> None:
     few, many = (RoomNeeds(model=GIGABYTE, update=GIGABYTE, clients=count) for count in (4, 400))
-    assert few.server_disk == many.server_disk
+    assert (few.server_disk, many.server_disk) == (6 * GIGABYTE, 402 * GIGABYTE)
+
+
+def test_settings_of_a_run_that_take_more_of_the_server() -> None:
+    def disk(**settings: Any) -> float:
+        needs = RoomNeeds.of(JobSettings(**settings), model=GIGABYTE, update=GIGABYTE // 2, clients=6)
+        return needs.server_disk / GIGABYTE
+
+    assert disk() == 4.5
+    assert disk(download_bits=16) == 6
+    assert disk(best_model="accuracy:max") == 5.5
+    assert disk(groups=3) == 7
+    assert RoomNeeds.of(JobSettings(groups=3), model=7, update=7, clients=6).server_disk_a_round == 21
 
 
 def test_plain_replies_stay_one_by_one() -> None:
@@ -56,5 +70,5 @@ def test_memory_without_room_is_named() -> None:
 
 def test_people_read_the_needs_of_a_large_model_only() -> None:
     needs = RoomNeeds(model=5 * GIGABYTE, update=3 * GIGABYTE, clients=2)
-    assert "26.0 GB" in room_line(needs.facts)
+    assert "16.0 GB" in room_line(needs.facts)
     assert not room_line({"parameters": 10})

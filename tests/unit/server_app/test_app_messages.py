@@ -1,14 +1,23 @@
-"""What a ServerApp's process and its server say to each other: JSON that comes out as what went in."""
+"""What a ServerApp's process and its server say to each other: JSON that comes out as what went in, and files."""
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.plain import PlainReply
-from server_app.runs.app.messages import FROM_APP, TO_APP, PlainReplies
+from fedcore.state import ModelState
+from fedcore.state.mapped import LARGE_BYTES
+from fedcore.system.json_lines import BlockingConnection
+from server_app.runs.app.main import ServerBackend
+from server_app.runs.app.messages import FROM_APP, TO_APP, ExchangeCall, PlainReplies, Replies
 
 
 def test_replies_come_as_paths() -> None:
@@ -22,3 +31,35 @@ def test_replies_come_as_paths() -> None:
 def test_an_app_says_nothing_else() -> None:
     with pytest.raises(ValidationError):
         FROM_APP.validate_json('{"op": "start"}')
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The two ends of a connection."""
+    here, there = socket.socketpair()
+    with here, there:
+        yield here, there
+
+
+def test_a_large_first_model_is_written_once(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+    here, there = ends
+    backend = ServerBackend(BlockingConnection(here, TO_APP, on_close=lambda: None), tmp_path)
+    first = backend.write_first(ModelState.from_arrays({"w": np.zeros(LARGE_BYTES, np.uint8)}))
+    file, written = first.path, os.stat(first.path or "").st_mtime_ns
+    there.sendall(Replies(replies=[]).model_dump_json().encode() + b"\n")
+    request = ExchangeRequest(
+        message_type="train", nodes=(1,), server_round=1, model=first, arrays_key="a", configs={}, weight_key="n",
+        timeout=None,
+    )  # fmt: skip
+    assert backend.exchange(request) == []
+    call = FROM_APP.validate_json(there.recv(1 << 16))
+    assert isinstance(call, ExchangeCall)
+    assert call.model == str(file)
+    assert os.stat(call.model).st_mtime_ns == written
+
+
+def test_a_small_one_stays_where_it_is(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+    model = ModelState.from_arrays({"w": np.zeros(3, np.float32)})
+    assert (
+        ServerBackend(BlockingConnection(ends[0], TO_APP, on_close=lambda: None), tmp_path).write_first(model) is model
+    )
