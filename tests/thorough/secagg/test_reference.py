@@ -212,7 +212,7 @@ def test_round_and_its_refusals(name: str) -> None:
     cases: list[str] = []
 
     def on(step: str, v: int, message: Any) -> None:
-        side = step.split(".")[0]
+        side = step.split(".", maxsplit=1)[0]
         for case in ROUNDS[name]["refused"]:
             if case["step"] != step or case["client"] != v:
                 continue
