@@ -14,23 +14,28 @@ Poly = list[int]
 
 
 def _encode(poly: Poly, bits: int) -> bytes:
+    """ByteEncode, algorithm 5."""
     return sum(value << bits * i for i, value in enumerate(poly)).to_bytes(32 * bits, "little")
 
 
 def _decode(data: bytes, bits: int) -> Poly:
+    """ByteDecode, algorithm 6, without the reduction modulo q of 12 bits."""
     number = int.from_bytes(data, "little")
     return [number >> bits * i & (1 << bits) - 1 for i in range(256)]
 
 
 def _compress(poly: Poly, bits: int) -> Poly:
+    """Equation 4.7."""
     return [((value << bits) + Q // 2) // Q % (1 << bits) for value in poly]
 
 
 def _decompress(poly: Poly, bits: int) -> Poly:
+    """Equation 4.8."""
     return [(value * Q + (1 << bits - 1)) >> bits for value in poly]
 
 
 def _ntt(poly: Poly) -> Poly:
+    """Algorithm 9."""
     f, i, length = list(poly), 1, 128
     while length >= 2:
         for start in range(0, 256, 2 * length):
@@ -43,6 +48,7 @@ def _ntt(poly: Poly) -> Poly:
 
 
 def _inverse_ntt(poly: Poly) -> Poly:
+    """Algorithm 10."""
     f, i, length = list(poly), 127, 2
     while length <= 128:
         for start in range(0, 256, 2 * length):
@@ -54,6 +60,7 @@ def _inverse_ntt(poly: Poly) -> Poly:
 
 
 def _dot(left: Sequence[Poly], right: Sequence[Poly]) -> Poly:
+    """A sum of products of algorithm 11."""
     total = [0] * 256
     for f, g in zip(left, right, strict=True):
         for i in range(128):
@@ -64,11 +71,13 @@ def _dot(left: Sequence[Poly], right: Sequence[Poly]) -> Poly:
 
 
 def _plus(left: Poly, right: Poly) -> Poly:
+    """A sum."""
     return [(a + b) % Q for a, b in zip(left, right, strict=True)]
 
 
 @lru_cache(maxsize=256)
 def _uniform(seed: bytes) -> Poly:
+    """SampleNTT, algorithm 7; 1,344 bytes are more than it ever needs."""
     data, poly = hashlib.shake_128(seed).digest(1344), []
     for i in range(0, len(data), 3):
         low, high = data[i] + 256 * (data[i + 1] % 16), data[i + 1] // 16 + 16 * data[i + 2]
@@ -77,13 +86,14 @@ def _uniform(seed: bytes) -> Poly:
 
 
 def _binomial(seed: bytes, nonce: int) -> Poly:
+    """SamplePolyCBD of PRF, algorithm 8, with eta = 2."""
     bits = int.from_bytes(hashlib.shake_256(seed + bytes([nonce])).digest(128), "little")
     return [((bits >> 4 * i & 3).bit_count() - (bits >> 4 * i + 2 & 3).bit_count()) % Q for i in range(256)]
 
 
 @lru_cache(maxsize=1024)
 def keys(seeds: bytes) -> tuple[bytes, bytes]:
-    """Encapsulation and decapsulation key (ek, dk) of d || z, algorithm 16."""
+    """Encapsulation and decapsulation key (ek, dk) of d || z, algorithms 13 and 16."""
     d, z = seeds[:32], seeds[32:]
     both = hashlib.sha3_512(d + b"\3").digest()
     rho, sigma = both[:32], both[32:]
@@ -95,6 +105,7 @@ def keys(seeds: bytes) -> tuple[bytes, bytes]:
 
 
 def _encrypt(public: bytes, message: bytes, seed: bytes) -> bytes:
+    """K-PKE.Encrypt, algorithm 14."""
     t, rho = [_decode(public[384 * i : 384 * i + 384], 12) for i in range(3)], public[1152:]
     y = [_ntt(_binomial(seed, i)) for i in range(3)]
     columns = [[_uniform(rho + bytes([i, j])) for j in range(3)] for i in range(3)]
@@ -111,7 +122,7 @@ def encapsulate(public: bytes) -> tuple[bytes, bytes]:
 
 
 def decapsulate(private: bytes, ciphertext: bytes) -> bytes:
-    """The secret of a ciphertext, algorithm 18."""
+    """The secret of a ciphertext, algorithms 15 and 18."""
     s, public = [_decode(private[384 * i : 384 * i + 384], 12) for i in range(3)], private[1152:2336]
     u = [_ntt(_decompress(_decode(ciphertext[320 * i : 320 * i + 320], 10), 10)) for i in range(3)]
     v = _decompress(_decode(ciphertext[960:], 4), 4)

@@ -33,13 +33,13 @@ def require(condition: object, check: str) -> None:
 
 def pack(value: Any) -> bytes:
     """1.2 and 1.3; a set of ids by 1.7, a map by 1.8, the entries of a list as they come."""
+    if isinstance(value, bytes | str):
+        return value.encode() if isinstance(value, str) else value
     if isinstance(value, int):
         require(0 <= value < 2**63, "malformed")
         return value.to_bytes(8, "big")
     if isinstance(value, Mapping):
         return b"".join(pack(v) + pack(len(value[v])) + value[v] for v in sorted(value))
-    if isinstance(value, bytes | str):
-        return value.encode() if isinstance(value, str) else value
     return b"".join(map(pack, sorted(value) if isinstance(value, Set) else value))
 
 
