@@ -141,6 +141,25 @@ class ZeroForger(Prover):
         return lanes * 0
 
 
+class PadForger(ZeroForger):
+    """Claims that all projections are zero, and has the pads that fit in its other commitment."""
+
+    corrections: list[int]
+
+    def short_numbers(self, lanes: NDArray[np.int64], values: NDArray[np.uint64]) -> list[int]:
+        self.corrections = [value - pad for value, pad in zip(values.tolist(), self.pads.words.tolist(), strict=True)]
+        numbers = super().short_numbers(lanes, values)
+        for index in range(self.statement.projections):
+            numbers[self.statement.position_of_other(index)] = 0
+        return numbers
+
+    def with_hiders(self, short: list[int]) -> list[int]:
+        numbers = super().with_hiders(short)
+        for index, correction in enumerate(self.corrections):
+            numbers[self.statement.position_of_other(index)] = correction
+        return numbers
+
+
 class WrappingForger(Prover):
     """Claims the true projections, with squares that sum up to the limit modulo the order alone."""
 
@@ -179,7 +198,7 @@ class ClaimingForger(MissingForger):
         return (super().squares_of_response(response, challenge) + challenge * challenge * self.missing) % ORDER
 
 
-FORGERS = (ScalingForger, ZeroForger, WrappingForger, MissingForger, ClaimingForger)
+FORGERS = (ScalingForger, ZeroForger, PadForger, WrappingForger, MissingForger, ClaimingForger)
 
 
 def lying_provers(statement: Statement, count: int, rng: np.random.Generator) -> int:

@@ -34,7 +34,7 @@ def test_what_a_forger_does_otherwise_is_nothing_without_a_reason(forger):
     pads = Pads.draw(SMALL)
     proof = forger(SMALL, b"", COIN, pads).prove([np.zeros((WORDS, SMALL.lanes), np.int64)]).to_bytes()
     one = Submission(context=b"", commitment=pads.commitment, proof=proof)
-    honest_claim = forger in {forgeries.ScalingForger, forgeries.ZeroForger}
+    honest_claim = forger in {forgeries.ScalingForger, forgeries.ZeroForger, forgeries.PadForger}
     assert accepted(SMALL, COIN, [one]) == [honest_claim]
 
 

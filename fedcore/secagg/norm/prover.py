@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcore.errors import UsageError
 from fedcore.secagg.crypto.keys import Randomness, draw
-from fedcore.secagg.norm.group import ORDER, ProofTranscript, add, below, combine, generators, scalar, times
+from fedcore.secagg.norm.group import ORDER, ProofTranscript, below, combine, fold_points, generators, scalar
 from fedcore.secagg.norm.projection import join, project
 from fedcore.secagg.norm.proof import (
     LinearForm,
@@ -41,13 +41,13 @@ class Pads:
     commitment: bytes
 
     @classmethod
-    def draw(cls, statement: Statement, randomness: Randomness = os.urandom) -> Self:
+    def draw(cls, statement: Statement, randomness: Randomness = os.urandom, threads: int = 1) -> Self:
         """Uniform ones."""
         words = np.frombuffer(bytearray(draw(randomness, WORD_BYTES * statement.projections)), np.uint64)
         blinding = scalar(randomness)
         points = generators("number", statement.numbers)
         terms = [(word, points[statement.position_of_other(index)]) for index, word in enumerate(words.tolist())]
-        commitment = combine([*terms, (blinding, generators("blinding", 1)[0])])
+        commitment = combine([*terms, (blinding, generators("blinding", 1)[0])], threads)
         return cls(words=words, blinding=blinding, commitment=commitment)
 
     def erase(self) -> None:
@@ -66,6 +66,7 @@ def prove(
     steps: Iterable[NDArray[np.int64]],
     pads: Pads,
     randomness: Randomness = os.urandom,
+    threads: int = 1,
 ) -> bytes:
     """Prove that a vector that was masked with `pads` is within the bound.
 
@@ -77,21 +78,29 @@ def prove(
             of fields.
         pads: Those of this exchange.
         randomness: Where secrets come from.
+        threads: How many multiply points.
 
     Raises:
         ValueError: The projections are over the limit.
         UsageError: A block has another shape.
     """
-    return Prover(statement, context, coin, pads, randomness).prove(steps).to_bytes()
+    return Prover(statement, context, coin, pads, randomness, threads).prove(steps).to_bytes()
 
 
 class Prover:
     """One proof; what a forger does otherwise is a method each."""
 
     def __init__(
-        self, statement: Statement, context: bytes, coin: bytes, pads: Pads, randomness: Randomness = os.urandom
+        self,
+        statement: Statement,
+        context: bytes,
+        coin: bytes,
+        pads: Pads,
+        randomness: Randomness = os.urandom,
+        threads: int = 1,
     ) -> None:
-        self.statement, self.context, self.coin, self.pads, self.randomness = statement, context, coin, pads, randomness
+        self.statement, self.context, self.coin, self.pads = statement, context, coin, pads
+        self.randomness, self.threads = randomness, threads
         self._points = generators("number", statement.numbers)
         self._square_point, self._blinding_point = generators("square", 1)[0], generators("blinding", 1)[0]
 
@@ -132,9 +141,18 @@ class Prover:
             numbers[statement.position_of_other(index)] = value - pad - value_of_lanes >> WORD_BITS
         return numbers
 
+    def with_hiders(self, short: list[int]) -> list[int]:
+        """The numbers of the second commitment: no pads yet, and uniform numbers that hide the sums of subsets."""
+        numbers = list(short)
+        for index in range(self.statement.projections):
+            numbers[self.statement.position_of_other(index)] = 0
+        for position in self._positions_of_hiders():
+            numbers[position] = below(self.statement.hiding, self.randomness)
+        return numbers
+
     def _proof(self, values: NDArray[np.uint64], short: list[int]) -> Proof:
         statement, pads, randomness = self.statement, self.pads, self.randomness
-        numbers, blinding = self._with_hiders(short), scalar(randomness)
+        numbers, blinding = self.with_hiders(short), scalar(randomness)
         commitment = self._commit(numbers, blinding)
         transcript = transcript_of(statement, self.context, self.coin, pads.commitment, values, commitment)
         bits = subsets(transcript, statement)
@@ -145,7 +163,8 @@ class Prover:
         factor, pad_factor = absorb_sums(transcript, sums)
         form = LinearForm.of(statement, bits, values, powers_of(factor), pad_factor).coefficients
         for index, pad in enumerate(pads.words.tolist()):
-            numbers[statement.position_of_other(index)] = pad_factor * pad % ORDER
+            position = statement.position_of_other(index)
+            numbers[position] = (numbers[position] + pad_factor * pad) % ORDER
         masks, mask_blinding = [scalar(randomness) for _ in numbers], scalar(randomness)
         second, first_scalar = self._commit(masks, mask_blinding), product(form, masks)
         outer, inner, outer_blinding, inner_blinding = self._square_parts(numbers, masks)
@@ -158,7 +177,7 @@ class Prover:
             self.squares_of_response(response, challenge),
         )
         absorb_response(transcript, scalars[1:])
-        folds, last = _fold(statement, transcript, response, form)
+        folds, last = _fold(statement, transcript, response, form, self.threads)
         return Proof(
             values=values, points=(commitment, second, inner, outer), sums=tuple(sums), scalars=scalars,
             folds=folds, last=last,
@@ -167,17 +186,8 @@ class Prover:
     def _positions_of_hiders(self) -> list[int]:
         return [self.statement.position_of_other(self.statement.projections + row) for row in range(ROWS)]
 
-    def _with_hiders(self, short: list[int]) -> list[int]:
-        """The numbers of the second commitment: no pads yet, and uniform numbers that hide the sums of subsets."""
-        numbers = list(short)
-        for index in range(self.statement.projections):
-            numbers[self.statement.position_of_other(index)] = 0
-        for position in self._positions_of_hiders():
-            numbers[position] = below(self.statement.hiding, self.randomness)
-        return numbers
-
     def _commit(self, numbers: Sequence[int], blinding: int) -> bytes:
-        return combine([*zip(numbers, self._points, strict=True), (blinding, self._blinding_point)])
+        return combine([*zip(numbers, self._points, strict=True), (blinding, self._blinding_point)], self.threads)
 
     def _square_parts(self, numbers: list[int], masks: list[int]) -> tuple[bytes, bytes, int, int]:
         """Commitments to what the squares of z have without and with the challenge, and their blindings."""
@@ -193,7 +203,7 @@ class Prover:
 
 
 def _fold(
-    statement: Statement, transcript: ProofTranscript, response: list[int], form: list[int]
+    statement: Statement, transcript: ProofTranscript, response: list[int], form: list[int], threads: int
 ) -> tuple[tuple[ProofFold, ...], tuple[int, ...]]:
     """Halve z as often as the statement says: the cross terms, and what is left."""
     points, folds = generators("number", statement.numbers), []
@@ -202,8 +212,8 @@ def _fold(
         (low, high), (form_low, form_high) = (response[:half], response[half:]), (form[:half], form[half:])
         fold = ProofFold(
             points=(
-                combine(zip(low, points[half:], strict=True)),
-                combine(zip(high, points[:half], strict=True)),
+                combine(zip(low, points[half:], strict=True), threads),
+                combine(zip(high, points[:half], strict=True), threads),
             ),
             scalars=(
                 product(form_high, low),
@@ -215,6 +225,6 @@ def _fold(
         x = absorb_fold(transcript, fold)
         response = [(a + x * b) % ORDER for a, b in zip(low, high, strict=True)]
         form = [(x * a + b) % ORDER for a, b in zip(form_low, form_high, strict=True)]
-        points = tuple(add(times(x, a), b) for a, b in zip(points[:half], points[half:], strict=True))
+        points = fold_points(x, points[:half], points[half:], threads)
         folds.append(fold)
     return tuple(folds), tuple(response)

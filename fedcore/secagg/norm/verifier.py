@@ -37,11 +37,15 @@ class Submission:
 
 
 def accepted(
-    statement: Statement, coin: bytes, submissions: Sequence[Submission], randomness: Randomness = os.urandom
+    statement: Statement,
+    coin: bytes,
+    submissions: Sequence[Submission],
+    randomness: Randomness = os.urandom,
+    threads: int = 1,
 ) -> list[bool]:
     """Whether each proof holds for the coin; one that is malformed does not."""
     equations = [_equation(statement, coin, submission, randomness) for submission in submissions]
-    sound = _sound(statement, [equation for equation in equations if equation is not None], randomness)
+    sound = _sound(statement, [equation for equation in equations if equation is not None], randomness, threads)
     return [equation is not None and next(sound) for equation in equations]
 
 
@@ -55,25 +59,27 @@ class _Equation:
     others: list[tuple[int, bytes]]
 
 
-def _sound(statement: Statement, equations: Sequence[_Equation], randomness: Randomness) -> Iterator[bool]:
+def _sound(
+    statement: Statement, equations: Sequence[_Equation], randomness: Randomness, threads: int
+) -> Iterator[bool]:
     """Whether each holds: a few that do not cost a sum for each halving."""
     if not equations:
         return
-    if _is_identity(statement, equations, randomness):
+    if _is_identity(statement, equations, randomness, threads):
         yield from (True for _ in equations)
     elif len(equations) == 1:
         yield False
     else:
         half = len(equations) // 2
-        yield from _sound(statement, equations[:half], randomness)
-        yield from _sound(statement, equations[half:], randomness)
+        yield from _sound(statement, equations[:half], randomness, threads)
+        yield from _sound(statement, equations[half:], randomness, threads)
 
 
-def _is_identity(statement: Statement, equations: Sequence[_Equation], randomness: Randomness) -> bool:
+def _is_identity(statement: Statement, equations: Sequence[_Equation], randomness: Randomness, threads: int) -> bool:
     """One sum for all, each with a random weight: a wrong one passes with a probability of 2^-252."""
     weights = [_weight(randomness) for _ in equations]
     try:
-        total = combine(_weighted(statement, equations, weights))
+        total = combine(_weighted(statement, equations, weights), threads)
     except CryptoError:
         return False
     return total == edwards.IDENTITY

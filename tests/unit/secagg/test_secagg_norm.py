@@ -136,6 +136,20 @@ def test_pads_that_are_not_those_that_were_committed_to_are_refused():
     assert accepted(SMALL, COIN, [Submission(context=CONTEXT, commitment=pads.commitment, proof=proof)]) == [False]
 
 
+class Wide(Statement):
+    """Hides the sums of subsets with longer numbers than a verifier allows."""
+
+    @property
+    def hiding(self):
+        return super().hiding << 8
+
+
+def test_a_proof_whose_subset_sums_are_long_is_refused():
+    wide = Wide(**dataclasses.asdict(SMALL))
+    made, _ = submission(wide, honest(SMALL))
+    assert (accepted(wide, COIN, [made]), accepted(SMALL, COIN, [made])) == ([True], [False])
+
+
 @pytest.mark.parametrize("change", [None, 0, 1, 63, "pad"])
 def test_the_sum_shows_a_vector_that_is_not_the_proven_one(change):
     vectors = [honest(SMALL, client) for client in range(3)]
@@ -152,19 +166,31 @@ def test_the_sum_shows_a_vector_that_is_not_the_proven_one(change):
 
 def test_a_further_word_counts_by_its_weight():
     """A whole number in the top lane: its word times weight * 2^(b (lanes - 1)) is what is projected."""
-    weight, top = 1 << 11, SMALL.field_bits * (SMALL.lanes - 1)
-    steps, further = honest(SMALL, norm=0.5), np.zeros((1, SMALL.lanes), np.int64)
+    statement = dataclasses.replace(SMALL, projections=16)
+    weight, top = 1 << 11, statement.field_bits * (statement.lanes - 1)
+    steps, further = honest(statement, norm=0.5), np.zeros((1, statement.lanes), np.int64)
     further[0, -1] = weight
-    pads = Pads.draw(SMALL)
-    proof = prove(SMALL, CONTEXT, COIN, [steps, further], pads)
-    assert accepted(SMALL, COIN, [Submission(context=CONTEXT, commitment=pads.commitment, proof=proof)]) == [True]
+    pads = Pads.draw(statement)
+    proof = prove(statement, CONTEXT, COIN, [steps, further], pads)
+    assert accepted(statement, COIN, [Submission(context=CONTEXT, commitment=pads.commitment, proof=proof)]) == [True]
     for flag in (0, 1, 2):
         words = np.array([flag], np.uint64) * np.uint64(weight << top)
-        blocks = [join(steps, SMALL.field_bits), words]
-        assert sum_holds(COIN, blocks, pads.words, [values_of(proof, SMALL)]) is (flag == 1)
+        blocks = [join(steps, statement.field_bits), words]
+        assert sum_holds(COIN, blocks, pads.words, [values_of(proof, statement)]) is (flag == 1)
     further[0, -1] *= 40
     with pytest.raises(ValueError, match="norm"):
-        prove(SMALL, CONTEXT, COIN, [steps, further], pads)
+        prove(statement, CONTEXT, COIN, [steps, further], pads)
+
+
+def test_threads_change_no_proof():
+    steps, drawn = honest(SMALL), [random.Random(1).randbytes for _ in range(2)]
+    one, many = (
+        prove(SMALL, CONTEXT, COIN, [steps], Pads.draw(SMALL, drawn[i], threads), drawn[i], threads)
+        for i, threads in enumerate((1, 3))
+    )
+    assert one == many
+    made = [submission(SMALL, steps)[0], dataclasses.replace(submission(SMALL, steps)[0], context=b"other")]
+    assert accepted(SMALL, COIN, made, threads=3) == [True, False]
 
 
 @pytest.mark.parametrize("sizes", [(1000,), (1, 255, 256, 257, 231), (600, 0, 400)])
