@@ -24,9 +24,9 @@ def four_squares(number: int, randomness: Randomness) -> tuple[int, int, int, in
         return 2 * one, 2 * two, 2 * three, 2 * four
     while True:
         drawn = [_draw(number, randomness) for _ in range(_TRIES)]
-        found = [(one, two, rest) for one, two, rest in drawn if rest % 4 == 1 and _is_prime(rest)]
-        if found:
-            one, two, rest = found[0]
+        primes = [(one, two, rest) for one, two, rest in drawn if rest % 4 == 1 and _is_prime(rest)]
+        if primes:
+            one, two, rest = primes[0]
             return one, two, *_two_squares(rest)
 
 
