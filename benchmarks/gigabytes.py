@@ -1,6 +1,7 @@
 """A round of a model of gigabytes: memory of every process and disk of every party, over the model; seconds.
 
-    python benchmarks/gigabytes.py [--parameters 1e8] [--dtype float32] [--mode secure] [--clients 3] [--json]
+    python benchmarks/gigabytes.py [--parameters 1e8] [--dtype float32] [--mode secure] [--clients 3]
+        [--download-bits 32] [--json]
 
 A server, its ServerApp, and clients with a rank each, all real processes. The app is a few large tensors and one step
 of plain SGD (`apps/gigabytes`); with `--app noop` it is an unmodified Flower app whose state goes through records.
@@ -62,12 +63,14 @@ class RoundOf:
     memory: bytes at the worst moment, by role; of clients the largest.
     disk: likewise, by party.
     seconds: of a round but the first, and of the first.
+    line: bytes to and from a client in the last round, by "down" and "up".
     """
 
     memory: dict[str, int]
     disk: dict[str, int]
     seconds: float
     first: float
+    line: dict[str, float]
 
 
 def main() -> int:
@@ -78,6 +81,7 @@ def main() -> int:
     options.add_argument("--mode", choices=("secure", "plain"), default="secure")
     options.add_argument("--clients", type=int, default=3)
     options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--download-bits", type=int, choices=(16, 32), default=32)
     options.add_argument("--cuts", type=int, default=0, help="in place of memory: a line that is cut so often each way")
     options.add_argument("--app", choices=("gigabytes", "noop"), default="gigabytes")
     return run(measure, options.parse_args())
@@ -102,6 +106,10 @@ def measure(arguments: argparse.Namespace) -> Report:
     ]
     rows = [(f"memory of {role}", f"{large.memory[role] / MIB:.0f} MiB", f"{memory[role]:.2f}") for role in memory]
     rows += [(f"disk of {party}", f"{large.disk[party] / MIB:.0f} MiB", f"{disk[party]:.2f}") for party in disk]
+    rows += [
+        (f"{way}, last round", f"{size / MIB:.0f} MiB", f"{size / parameters:.2f} bytes an element")
+        for way, size in large.line.items()
+    ]
     rows += [("first round", f"{large.first:.1f} s", ""), ("a later round", f"{large.seconds:.1f} s", "")]
     title = (
         f"{parameters:.3g} parameters of {arguments.dtype} ({size / 1e9:.2f} GB), {arguments.mode}, "
@@ -160,7 +168,7 @@ def rounds_of(arguments: argparse.Namespace, parameters: int) -> RoundOf:
     if arguments.app == "gigabytes":
         config["dtype"] = arguments.dtype
     plain = arguments.mode == "plain"
-    settings = {"aggregation": "plain"} if plain else {}
+    settings: dict[str, Scalar] = {"aggregation": "plain"} if plain else {"download-bits": arguments.download_bits}
     with (
         live_federation(APPS / arguments.app, clients=arguments.clients, allow_plain=plain) as federation,
         _Peaks(federation) as peaks,
@@ -169,7 +177,12 @@ def rounds_of(arguments: argparse.Namespace, parameters: int) -> RoundOf:
     later = [after - before for before, after in pairwise(record.ends)]
     seconds = median(later) if later else 0.0
     say(f"{parameters:.3g} parameters: {record.ends[0]:.1f} s to the end of the first round, then {seconds:.1f} s")
-    return RoundOf(memory=dict(peaks.memory), disk=dict(peaks.disk), seconds=seconds, first=record.ends[0])
+    last = record.exchanges[-1]
+    line = {
+        way: sum(sizes.values()) / arguments.clients
+        for way, sizes in (("down", last.bytes_down), ("up", last.bytes_up))
+    }
+    return RoundOf(memory=dict(peaks.memory), disk=dict(peaks.disk), seconds=seconds, first=record.ends[0], line=line)
 
 
 class _Peaks(Sampling):
