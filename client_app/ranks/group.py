@@ -38,8 +38,8 @@ from fedcore.system.tracing import WORK, Traces, traceparent
 from fedcore.wire.base import Scalar
 from fedcore.wire.tasks import Task
 
-START_SECONDS: Final = 180.0
-"""How long ranks may take to import torch and the app, and to find each other."""
+START_SECONDS: Final = 600.0
+"""How long ranks may take to import torch and the app, and to find each other: minutes on a slow or busy machine."""
 PRINTING_SECONDS: Final = 1.0
 """What was printed last is still in the pipe; a process that left the group may hold it open."""
 SOCKET: Final = "agent"
