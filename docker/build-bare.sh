@@ -8,6 +8,7 @@
 # DEBIAN                    Debian's mirror, if not deb.debian.org.
 # CA_BUNDLE                 a file of the repository's folder, see the Dockerfile.
 # TORCH_INDEX, PIP_INDEX_URL  mirrors of PyTorch's and of Python's package index.
+# LOCK                      requirements.lock for images without the extras, see the Dockerfile.
 # WHEELS                    a folder of wheels that counts as one more index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +21,7 @@ for needed in buildah debootstrap; do
 done
 
 arguments=(--build-arg PYTHON_IMAGE=localhost/fedcore-base)
-for name in CA_BUNDLE TORCH_INDEX PIP_INDEX_URL; do
+for name in CA_BUNDLE TORCH_INDEX PIP_INDEX_URL LOCK; do
     [[ -n "${!name:-}" ]] && arguments+=(--build-arg "$name=${!name}")
 done
 [[ -n "${WHEELS:-}" ]] && arguments+=(--volume "$WHEELS:/wheels:ro" --build-arg PIP_FIND_LINKS=/wheels)

@@ -125,13 +125,14 @@ plain() {
     healthy fedcore_server_1
     compose compose.yaml up --detach --no-deps "${clients[@]}"
     healthy fedcore_client-{1,2,3,4}_1
-    compose compose.yaml up --no-deps operator
+    compose compose.yaml up --detach --no-deps operator
+    podman logs --follow fedcore_operator_1
     ended_well
 }
 
-# ended_well: whether the operator's run did; podman-compose does not say.
+# ended_well: whether the operator's run did. podman-compose does not say, and in the foreground would wait for the server too.
 ended_well() {
-    [[ "$(podman inspect --format '{{.State.ExitCode}}' fedcore_operator_1)" == 0 ]]
+    [[ "$(podman wait fedcore_operator_1)" == 0 ]]
 }
 
 # leads SERVER: whether it is the one that leads, by its own answer.
@@ -151,8 +152,9 @@ replicas() {
     healthy fedcore_server-1_1 fedcore_server-2_1
     compose "$file" up --detach --no-deps nginx
     compose "$file" up --detach --no-deps "${clients[@]}"
+    compose "$file" up --detach --no-deps operator
     log="$(mktemp)"
-    compose "$file" up --no-deps operator > >(tee "$log") 2>&1 &
+    podman logs --follow fedcore_operator_1 > >(tee "$log") 2>&1 &
     until grep -q "4 of 4 clients joined" "$log"; do
         if ((++tries > 600)) || ! kill -0 $! 2>/dev/null; then
             echo "error: not every client joined within two minutes" >&2
