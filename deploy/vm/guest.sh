@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What a person types on the virtual machine of run.sh, as docs/howto/operating.md, joining.md and for-it.md say. Each start of
-# the machine goes on where the one before ended: the first installs, trains, upgrades, and loses its power in the middle of a
-# round; the second sees the units come back and the run end. The last line begins with PASSED or FAILED.
+# the machine goes on where the one before ended: the first installs and reboots in the middle of a round; the second sees the
+# units come back and the run end, upgrades, and loses its power in the middle of a round; the third sees that run end. The
+# last line begins with PASSED or FAILED.
 set -Eeuo pipefail
 cd /root
 export HOME=/root FLWR_TELEMETRY_ENABLED=0 FEDCORE_OPERATOR=/var/lib/fedcore/pilot/operator
@@ -14,7 +15,7 @@ say() { echo "[$(cut -d. -f1 /proc/uptime) s] $*"; }
 fail() { journalctl --no-pager --output cat --unit 'fedcore-*' --lines 60; say "FAILED: $*"; exit 1; }
 trap 'fail "line $LINENO of guest.sh: $BASH_COMMAND"' ERR
 as_fedcore() { runuser -u fedcore -- "$@"; }
-until_true() { for _ in $(seq 400); do "$@" > /dev/null 2>&1 && return; sleep 2; done; fail "waited for: $*"; }
+until_true() { for _ in $(seq 600); do "$@" > /dev/null 2>&1 && return; sleep 2; done; fail "waited for: $*"; }
 active() { systemctl is-active --quiet "${units[@]}"; }
 sandboxes() { journalctl --no-pager --output cat --boot --unit 'fedcore-*' | grep -o 'sandbox[^{}]*' | sort | uniq -c; }
 # model NUMBER: the last run's model is that number everywhere, to the bit.
@@ -55,8 +56,7 @@ first() {
         printf 'FEDCORE_APP=%s\nFEDCORE_CLIENT_OPTIONS=--node-config partition-id=%s\n' "$app" $((${site##*-} - 1)) > "/etc/fedcore/$site.env"
         systemctl enable --now "fedcore-client@$site"
     done
-    fedcore run "$app" --run-config num-server-rounds=1 --force
-    model 1.0
+    say 'three sites enrolled'
 }
 
 upgrade() {
@@ -65,7 +65,8 @@ upgrade() {
     /opt/fedcore/bin/pip install --quiet --no-index --find-links wheelhouse --upgrade fedcore
     as_fedcore fedcore server upgrade --federation /var/lib/fedcore/pilot
     (cd new && install_units)
-    install -D -m 644 new/deploy/systemd/namespaces.conf /etc/systemd/system/fedcore-client@hospital-3.service.d/namespaces.conf
+    install -D -m 644 -t /etc/systemd/system/fedcore-client@hospital-2.service.d new/deploy/systemd/gpu.conf
+    install -D -m 644 -t /etc/systemd/system/fedcore-client@hospital-3.service.d new/deploy/systemd/namespaces.conf
     systemctl daemon-reload
     systemctl start "${units[@]}"
     say "$(fedcore --version)"
@@ -73,23 +74,21 @@ upgrade() {
     fedcore runs list
 }
 
-cut_off() {
-    fedcore run "$app" --run-config num-server-rounds=3 --force --json > events &
+# into_round_2: submits a run of two rounds, and returns in the middle of the second.
+into_round_2() {
+    fedcore run "$app" --run-config num-server-rounds=2 --force --json > events &
     until_true grep '"kind":"exchange",.*"server_round":2' events
-    sleep 7 # hospital-1 trains for five seconds, hospital-3 for fifteen
-    say "the power fails in the middle of round 2"
-    touch /root/power-failed
-    sync /root
-    echo b > /proc/sysrq-trigger
+    sleep 20 # hospital-1 trains for 20 seconds, hospital-3 for 60
 }
 
-second() {
+# ended_at NUMBER: the units came back by themselves, and the run ends with that model.
+ended_at() {
     until_true active
+    until_true fedcore runs list
     say "the units came back"
     fedcore runs attach last
-    model 3.0
+    model "$1"
     fedcore runs list
-    as_fedcore fedcore transcript verify --kit /var/lib/fedcore/hospital-1
 }
 
 scores() {
@@ -102,12 +101,24 @@ scores() {
     done
 }
 
-if [[ ! -e /root/power-failed ]]; then
+if [[ ! -e rebooted ]]; then
     first
+    into_round_2
+    say "a reboot in the middle of round 2"
+    touch rebooted
+    systemctl reboot --no-block
+elif [[ ! -e power-failed ]]; then
+    ended_at 2.0
     upgrade
-    cut_off
+    into_round_2
+    say "the power fails in the middle of round 2"
+    touch power-failed
+    sync .
+    echo b > /proc/sysrq-trigger
 else
-    second
+    ended_at 2.0
+    as_fedcore fedcore transcript verify --kit /var/lib/fedcore/hospital-1
     scores
     say PASSED
+    systemctl poweroff --no-block
 fi
