@@ -35,7 +35,7 @@ from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.transcript import TranscriptOut
 from fedcore.monitoring import formatting
 from fedcore.run.groups import is_draw
-from fedcore.secagg import Check, ClientSession, RoundParameters, ShareDelivery, Survivors
+from fedcore.secagg import Check, ClientSession, Outcome, RoundParameters, ShareDelivery, Survivors
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire import secagg_codec
@@ -124,7 +124,7 @@ class _ClientExchange:
             await self._unmask(session, admitted, named, send_again)
         finally:
             session.abandon()
-            self._update.encoder.close()
+            self._update.close()
 
     async def plain(self) -> None:
         """Pass the message to the app, and send its reply, or the error."""
@@ -286,7 +286,8 @@ class _ClientExchange:
         digest = await self._channel.upload(parts, vector.nbytes, "masked and sent")
         self._update.encoder.close()
         # Masked in place: a server that lost parts of it gets the same bytes again.
-        manifest = ManifestIn(digest=digest, size=vector.nbytes)
+        witness = self._update.witness
+        manifest = ManifestIn(digest=digest, size=vector.nbytes, pads=witness.pads.commitment if witness else None)
         end_upload = partial(self._channel.end_upload, manifest, lambda: cut_parts(vector))
         return await end_upload(wait=LONG_POLL_SECONDS), end_upload
 
@@ -301,7 +302,8 @@ class _ClientExchange:
         answer = named if named is not None else await self._channel.poll("survivors", SurvivorsOut, send_again)
         started = self.client.clock()
         survivors = secagg_codec.survivors_from_wire(answer, self.task.cohort)
-        agreed = secagg_codec.consistency_to_wire(session.sign_survivors(survivors))
+        signature = session.sign_survivors(survivors)
+        agreed = secagg_codec.consistency_to_wire(signature, await self._norm_proof(session.outcome))
         ledger, transcript = self.client.ledger, self.client.transcript
         await in_thread(
             admitted.agree, self.client.kit.client_id, survivors.survivors, present=session.verified_clients
@@ -323,6 +325,18 @@ class _ClientExchange:
         await self._channel.put("unmask", secagg_codec.unmask_to_wire(released))
         self._channel.trace("unmask", started)
         self._channel.log("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
+
+    async def _norm_proof(self, outcome: Outcome) -> bytes:
+        """The proof of the norm of this client's update; empty if none is asked for."""
+        witness = self._update.witness
+        if (witness is None) != (not outcome.coin):
+            raise ProtocolViolation(Check.MALFORMED, "a coin belongs to norm proofs, and only to them")
+        if witness is None:
+            return b""
+        started, client = self.client.clock(), self.client
+        proof = await in_thread(witness.prove, outcome, client.kit.client_id, client.randomness)
+        self._channel.log("proof", f"of the norm, {formatting.size(len(proof))}", started)
+        return proof
 
     async def _agree_again(
         self, survivors: Survivors, agreed: ConsistencyIn, send_again: Callable[[], Awaitable[object]]

@@ -19,9 +19,10 @@ from client_app.exchange.contribution import show_nothing, tells_failures
 from client_app.exchange.update_encoder import UpdateEncoder
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.aggregated_rounds import AggregatedRounds
-from fedcore.codec import AnyEncoding, Encoding, encode, encode_nothing
+from fedcore.codec import AnyEncoding, BoundedEncoding, Encoded, Encoding, encode, encode_nothing
 from fedcore.errors import AppError
 from fedcore.federation.admission.privacy import row_noise
+from fedcore.run.norm_proofs import NormWitness
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire.tasks import Task
@@ -37,6 +38,8 @@ class LocalUpdate:
     contributes: bool = field(default=False, init=False)
     """Whether the vector has an update in it."""
     encoder: UpdateEncoder = field(init=False)
+    witness: NormWitness | None = field(default=None, init=False)
+    """What proves the norm of the vector, if that is asked for."""
     _aggregated: AggregatedRounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +72,12 @@ class LocalUpdate:
         """Note that the local work begins: its round does not count yet."""
         self._aggregated.begin(self._trained_for)
 
+    def close(self) -> None:
+        """Free what the encoder holds, and erase what would prove the norm."""
+        self.encoder.close()
+        if self.witness is not None:
+            self.witness.erase()
+
     def count(self) -> None:
         """Note that the update is in a sum."""
         self._aggregated.add(self._trained_for)
@@ -95,7 +104,8 @@ class LocalUpdate:
             alone = LocalAnswer(examples=1, metrics=noise.alone(self.client.randomness), trained=False)
             return await self._encode(encoding, model, alone)
         # By the same encoder, so that masking it takes as long as an update's masking does.
-        return (await in_thread(self.encoder.encode, partial(encode_nothing, encoding), encoding.words)).words
+        nothing = await in_thread(self.encoder.encode, partial(encode_nothing, encoding), encoding.words)
+        return await self._witnessed(encoding, nothing)
 
     async def run_app(self, content: Path | None) -> LocalAnswer:
         """Run the app on the model, or on a plain message; raises NotEligible once the machine may not train."""
@@ -156,6 +166,12 @@ class LocalUpdate:
         notes += [f"{encoded.clipped} elements {too_large}"] if encoded.clipped else []
         notes += ["shrunk to the L2 bound"] if encoded.shrunk else []
         self.channel.log("encode", ", ".join(notes), started)
+        return await self._witnessed(encoding, encoded)
+
+    async def _witnessed(self, encoding: AnyEncoding, encoded: Encoded) -> Vector:
+        """The words; what proves their norm is kept, if that is asked for."""
+        if isinstance(encoding, BoundedEncoding):
+            self.witness = await in_thread(NormWitness.of, encoding, encoded.words, self.client.randomness)
         return encoded.words
 
 

@@ -16,22 +16,27 @@ docs/adr/0014).
 `ScaleTrack` fixes the public parameters of each exchange, every client calls `encode`, or
 `encode_nothing` if its own work failed, and the server calls `decode` on the sum. `encoding` describes the words.
 With differential privacy the parameters are those of `private_encoding`, and noise goes into the words of each client
-(`private`, `noised`). What must hold: both sides derive the same parameters, whose hash goes into the protocol's ctx;
+(`private`, `noised`); with norm proofs they are those of `bounded_encoding`.
+
+What must hold: both sides derive the same parameters, whose hash goes into the protocol's ctx;
 whatever honest clients send decodes to within the proven error; a sum that no honest clients can have made raises
 PeerError; of a client that failed the sum tells that there was one, and nothing else; and if more failed than the
 encoding says, it tells how many, and nothing of the others either; if an update is too large for the scales, it
 tells how many are, and magnitudes (`locks`).
 """
 
+from fedcore.codec.bounded.parameters import BoundedEncoding, bounded_encoding
+from fedcore.codec.bounded.updates import pads_of, steps_of, summed_steps
 from fedcore.codec.decoder import Decoded
 from fedcore.codec.dispatch import decode, encode, encode_nothing
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import Encoding
+from fedcore.codec.encodings import AnyEncoding, release_of
 from fedcore.codec.gpu.device import DeviceVector, device_serves_from, open_vector
 from fedcore.codec.locks import MOST_FAILURES
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.names import MetricName
-from fedcore.codec.privacy.parameters import AnyEncoding, PrivateEncoding, private_encoding, release_of
+from fedcore.codec.privacy.parameters import PrivateEncoding, private_encoding
 from fedcore.codec.rotation import rotation_seed
 from fedcore.codec.scaling.scales import ScaleMemory, check_scales, first_encoding, is_first
 from fedcore.codec.scaling.statistics import MagnitudeStatistics, joined
@@ -42,6 +47,7 @@ from fedcore.codec.widths import auto_field_bits
 __all__ = [
     "MOST_FAILURES",
     "AnyEncoding",
+    "BoundedEncoding",
     "CodecSettings",
     "Decoded",
     "DeviceVector",
@@ -54,6 +60,7 @@ __all__ = [
     "ScaleMemory",
     "ScaleTrack",
     "auto_field_bits",
+    "bounded_encoding",
     "check_scales",
     "decode",
     "device_serves_from",
@@ -63,7 +70,10 @@ __all__ = [
     "is_first",
     "joined",
     "open_vector",
+    "pads_of",
     "private_encoding",
     "release_of",
     "rotation_seed",
+    "steps_of",
+    "summed_steps",
 ]

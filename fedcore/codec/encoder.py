@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.codec.encoding import Encoding, ScaleGroup
+from fedcore.codec.encodings import AnyEncoding
 from fedcore.codec.fields import (
     encode_integers,
     field_dtype,
@@ -21,7 +22,6 @@ from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, power_words
 from fedcore.codec.metrics import MetricValue, encode_metrics, lost_word
 from fedcore.codec.names import names_words
-from fedcore.codec.privacy.parameters import AnyEncoding
 from fedcore.codec.settings import MAX_SCALE
 from fedcore.codec.update import FloatUpdate
 from fedcore.errors import EncodingError, UsageError

@@ -14,6 +14,7 @@ from fedcore.codec import (
     MetricName,
     ScaleTrack,
     auto_field_bits,
+    bounded_encoding,
     first_encoding,
     private_encoding,
     rotation_seed,
@@ -97,6 +98,8 @@ class EncodingPlan:
             quorum = quorum_for(self.settings, *sizes, all_survive=all_survive)
             clients, metrics = noise_clients(n, quorum, protection), () if layout else names or ()
             return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=clients, metrics=metrics)
+        if self.settings.norm_proof and layout is not None:
+            return bounded_encoding(codec, layout, n, clip=self.settings.clip_norm)
         failures = failures_for(self.settings, *sizes, all_survive=all_survive)
         if layout is None:
             return first_encoding(codec, layout, n, metrics=names, failures=failures)

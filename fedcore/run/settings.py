@@ -59,6 +59,10 @@ class JobSettings:
     train_metrics, evaluate_metrics: names of the metrics that clients report, "name" or "name:4" for a list of 4;
         without them the first exchange of a kind carries the names in its sum.
     clip_norm: L2 bound on a client's update; 0 for none.
+    norm_proof: "l2" has each client prove that its update is within clip_norm, or little above it, without telling
+        more; one that does not is excluded. Every client weighs the same then, uploads have 32 bits an element, and
+        metrics of training stay with the clients. Only with secure aggregation, without differential privacy, for
+        models without integer tensors (docs/howto/poisoning.md).
     clipping: what to do if an update grew by more than an exchange has room for: "repeat" (the sum stays closed, and
         the same clients are asked again with more room), "warn" (it is cut off, and the exchange says how much of its
         norm was lost; a client that would lose more than 1 % contributes nothing) or "fail" (the run ends).
@@ -130,6 +134,7 @@ class JobSettings:
     train_metrics: tuple[str, ...] = ()
     evaluate_metrics: tuple[str, ...] = ()
     clip_norm: float = 0.0
+    norm_proof: Literal["", "l2"] = ""
     clipping: Literal["repeat", "warn", "fail"] = "repeat"
     quorum: int = 0
     max_corrupt: float = 0.05
@@ -194,6 +199,7 @@ class JobSettings:
             _metric_names(name, getattr(self, name))
         if self.private:
             self._check_private()
+        self._check_norm_proof()
         if BestRule.parse(self.best_model) is not None:
             self._check_best()
 
@@ -376,6 +382,23 @@ class JobSettings:
                 'evaluate-metrics = ["loss", "accuracy"]): a noised sum cannot tell them'
             )
 
+    def _check_norm_proof(self) -> None:
+        if not self.norm_proof:
+            return
+        if self.aggregation != "secure":
+            raise ConfigurationError(
+                'norm-proof needs aggregation = "secure": the server of a plain run can measure every update itself',
+                check="needs-secure",
+            )
+        if not self.clip_norm:
+            raise ConfigurationError("norm-proof needs clip-norm, the L2 bound that each client's update is proved of")
+        for name, is_set in (("differential privacy", self.private), ("a compressed upload", self.compresses)):
+            if is_set:
+                raise ConfigurationError(
+                    f"{name} cannot be used with norm-proof: the proof is about the update alone, in 32 bits",
+                    check="conflict",
+                )
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:
         """Build from kebab-case keys; raises UnknownKey or ConfigurationError."""
@@ -389,6 +412,8 @@ class JobSettings:
     def for_clients(self) -> dict[str, Any]:
         """Those that decide what a client computes and sends, which its owner agrees to; kebab-case, as in JSON."""
         bound = {key: value for key, value in self.to_mapping().items() if key not in SERVER_SETTINGS}
+        if not self.norm_proof:  # earlier versions do not know the key, and need not
+            del bound["norm-proof"]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in bound.items()}
 
 

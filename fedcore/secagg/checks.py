@@ -53,6 +53,7 @@ A client that cheats in a way that can be proved is named by `ServerRound.blamed
 | unsigned-dealing     | sent shares under a signature that is none                                           |
 | false-complaint      | accused a client that sealed what it should, or without proof                        |
 | malformed-message    | sent what no honest client sends                                                     |
+| norm-proof           | masked an update that is longer than the bound, or does not prove that it is not      |
 """
 
 from __future__ import annotations
@@ -104,3 +105,4 @@ class Fault(StrEnum):
     UNSIGNED_DEALING = "unsigned-dealing"
     FALSE_COMPLAINT = "false-complaint"
     MALFORMED_MESSAGE = "malformed-message"
+    NORM_PROOF = "norm-proof"

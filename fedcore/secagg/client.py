@@ -99,7 +99,7 @@ class ClientSession:
         self._publics: dict[int, Advertisement] = {}
         self._advertised: tuple[int, ...] = ()
         self._sharers: tuple[int, ...] = ()
-        self._survivors: tuple[int, ...] = ()
+        self._survivors = Survivors(())
         self._secrets = ClientSecrets()
         self._answers = ClientAnswers()
 
@@ -122,7 +122,7 @@ class ClientSession:
     @property
     def outcome(self) -> schedule.Outcome:
         """What this client has signed in R3; IllegalTransition before that."""
-        if not self._survivors:
+        if not self._survivors.survivors:
             raise IllegalTransition(self._state, "outcome")
         return self._outcome(self._survivors)
 
@@ -298,9 +298,9 @@ class ClientSession:
         if rule.repeat:
             return repeated(self._answers.signed, message, Check.SECOND_SURVIVOR_SET)
         inspection.check_survivors(message.survivors, self._client_id, self._sharers, self._floor)
-        signature = sign(self._identity, self._outcome(message.survivors).statement())
+        signature = sign(self._identity, self._outcome(message).statement())
         answer = ConsistencySignature(self._client_id, signature)
-        self._survivors = message.survivors
+        self._survivors = message
         self._answers.signed = PastAnswer(message.digest(), answer)
         self._state = rule.target
         return answer
@@ -312,7 +312,7 @@ class ClientSession:
         if rule.repeat:
             return repeated(self._answers.released, message, Check.SECOND_UNMASK)
         self._check_signatures(message)
-        survivors = set(self._survivors)
+        survivors = set(self._survivors.survivors)
         answer = UnmaskShares(
             self._client_id,
             {v: shares.of_self for v, shares in self._secrets.shares.items() if v in survivors},
@@ -391,16 +391,17 @@ class ClientSession:
             for peer, secret in self._secrets.pair_secrets.items()
         ]
 
-    def _outcome(self, survivors: tuple[int, ...]) -> schedule.Outcome:
+    def _outcome(self, message: Survivors) -> schedule.Outcome:
         return schedule.Outcome(
             context=self._context,
             cohort=present(self._transcript).cohort,
             sharers=self._sharers,
-            survivors=survivors,
+            survivors=message.survivors,
+            coin=message.coin,
         )
 
     def _check_signatures(self, message: SignatureSet) -> None:
-        inspection.check_signers(message.signatures, self._survivors, self._roster)
+        inspection.check_signers(message.signatures, self._survivors.survivors, self._roster)
         expected = self._outcome(self._survivors).statement()
         valid = sum(
             self._verify(self._roster[signer], signature, expected) for signer, signature in message.signatures.items()

@@ -35,6 +35,8 @@ SEALED_SECRET_BYTES = KEY_BYTES + TAG_BYTES
 PUBLIC_SIZES = frozenset(agreement.public_bytes for agreement in Agreement)
 CIPHERTEXT_SIZES = frozenset(agreement.ciphertext_bytes for agreement in Agreement)
 
+_OPTIONAL_HASH = frozenset({0, HASH_BYTES})
+
 
 class RoundMessage(Protocol):
     """A message of a client to the server, in any stage."""
@@ -197,17 +199,19 @@ class ShareDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """R3, server to clients: U3, those whose masked vector is in the sum."""
+    """R3, server to clients: U3, those whose masked vector is in the sum; with norm proofs the coin, 32 bytes."""
 
     survivors: tuple[int, ...]
+    coin: bytes = b""
 
     def check(self) -> None:
-        """Raise ProtocolViolation unless the ids are distinct, ascending and in range."""
+        """Raise ProtocolViolation unless the ids are distinct, ascending and in range, and the coin has its size."""
         _check_ids(self.survivors)
+        _check_sizes(self.coin, _OPTIONAL_HASH, "a coin", None)
 
     def digest(self) -> bytes:
         """32 bytes."""
-        return _digest("survivors", pack_ids(self.survivors))
+        return _digest("survivors", pack_ids(self.survivors), self.coin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,19 +286,24 @@ _BAD_ID = "a client id is a whole number between 1 and 2^63 - 1"
 
 @dataclass(frozen=True, slots=True)
 class MaskedInput:
-    """R2: a masked vector as the round knows it, by sender and SHA-256; the vector itself never comes here."""
+    """R2: a masked vector as the round knows it, by sender and SHA-256; the vector itself never comes here.
+
+    With norm proofs there is a commitment to the pads in it, 32 bytes.
+    """
 
     client_id: int
     sha256: bytes
+    pads: bytes = b""
 
     def check(self) -> None:
-        """Raise ProtocolViolation unless id and size are right."""
+        """Raise ProtocolViolation unless id and sizes are right."""
         _check_id(self.client_id)
         _check_bytes(self.sha256, HASH_BYTES, "a digest", self.client_id)
+        _check_sizes(self.pads, _OPTIONAL_HASH, "a commitment", self.client_id)
 
     def digest(self) -> bytes:
         """32 bytes."""
-        return input_digest(self.client_id, self.sha256)
+        return input_digest(self.client_id, self.sha256 + self.pads)
 
 
 def input_digest(client_id: int, digest: bytes) -> bytes:

@@ -93,6 +93,8 @@ class ServerRound:
             ServerStage.CONSISTENCY: self._signatures,
             ServerStage.UNMASK: self._released,
         }
+        self._proves = False
+        self._coin = b""
         self._blamed: dict[int, Fault] = {}
         self._cohort: FixedCohort | None = None
         self._terms: tuple[MaskTerm, ...] | None = None
@@ -162,11 +164,15 @@ class ServerRound:
         self._shares[message.client_id] = message
         self._accept(message)
 
-    def receive_input(self, client_id: int, digest: bytes) -> None:
-        """R2: a masked vector arrived whole and is, or will be, in the sum; `digest` is its SHA-256, 32 bytes."""
-        message = MaskedInput(client_id, digest)
+    def receive_input(self, client_id: int, digest: bytes, pads: bytes = b"") -> None:
+        """R2: a masked vector arrived whole and is, or will be, in the sum; `digest` is its SHA-256, 32 bytes.
+
+        With norm proofs `pads` is the commitment to those in it; then the survivors are named with a coin.
+        """
+        message = MaskedInput(client_id, digest, pads)
         if self._is_new(ServerEvent.INPUT, message):
             self._accept(message)
+            self._proves |= bool(pads)
 
     def receive_consistency(self, message: ConsistencySignature) -> None:
         """R3: a signature over this very cohort, its sharers and its survivors."""
@@ -220,6 +226,9 @@ class ServerRound:
             raise CohortTooSmall(step, len(present), needed)
         if step is ServerStage.ADVERTISE:
             self._cohort = FixedCohort.of(self._publics, present, self._context, self._parameters.degree)
+        elif step is ServerStage.INPUT and self._proves:
+            inputs = [self._digests[step][client_id] for client_id in present]
+            self._coin = schedule.coin_of(self._fixed().transcript, present, inputs)
         elif step is ServerStage.UNMASK:
             self._rebuild(present)
         self._dropped |= self.missing
@@ -301,7 +310,7 @@ class ServerRound:
 
     def survivors(self) -> Survivors:
         """U3, for every client in it; IllegalTransition before R2 has been closed."""
-        return Survivors(self._reached(ServerStage.CONSISTENCY, "survivors"))
+        return Survivors(self._reached(ServerStage.CONSISTENCY, "survivors"), self._coin)
 
     def outcome(self) -> schedule.Outcome:
         """What the survivors are asked to sign; IllegalTransition before R2 has been closed."""
@@ -311,6 +320,7 @@ class ServerRound:
             cohort=self._fixed().transcript.cohort,
             sharers=self._sharers(),
             survivors=survivors,
+            coin=self._coin,
         )
 
     def signatures(self) -> SignatureSet:

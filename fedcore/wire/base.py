@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
@@ -44,6 +44,11 @@ ClientId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 MetricValue = float | list[float]
 Scalar = bool | int | float | str
+
+
+def optional() -> Any:
+    """A field that is left out where it is None, since earlier versions do not know it."""
+    return Field(None, exclude_if=lambda value: value is None)
 
 
 class Message(BaseModel):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedcore.wire.base import MAX_COHORT, Bytes, ClientId, Key32, Message, Signature64
+from fedcore.wire.base import MAX_COHORT, Bytes, ClientId, Key32, Message, Signature64, optional
 
 Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
 PublicKey = Annotated[Bytes, Field(min_length=32, max_length=4096)]
@@ -71,15 +71,17 @@ class DealingOut(Message):
 
 
 class SurvivorsOut(Message):
-    """U3."""
+    """U3, and with norm proofs the coin."""
 
     survivors: Members
+    coin: Key32 | None = optional()
 
 
 class ConsistencyIn(Message):
-    """R3: the signature over (ctx, L1, U2, U3)."""
+    """R3: the signature over (ctx, L1, U2, U3), and with norm proofs over the coin, with the proof."""
 
     signature: Signature64
+    proof: Annotated[Bytes, Field(max_length=1 << 17)] | None = optional()
 
 
 class SignaturesOut(Message):

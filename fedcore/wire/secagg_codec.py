@@ -136,17 +136,17 @@ def complaint_from_wire(client: int, body: ComplaintIn) -> Complaint:
 
 def survivors_to_wire(survivors: Survivors, cohort: Sequence[int]) -> SurvivorsOut:
     """U3."""
-    return SurvivorsOut(survivors=pack_members(survivors.survivors, cohort))
+    return SurvivorsOut(survivors=pack_members(survivors.survivors, cohort), coin=survivors.coin or None)
 
 
 def survivors_from_wire(body: SurvivorsOut, cohort: Sequence[int]) -> Survivors:
     """U3, as the server shows it."""
-    return Survivors(unpack_members(body.survivors, cohort))
+    return Survivors(unpack_members(body.survivors, cohort), body.coin or b"")
 
 
-def consistency_to_wire(message: ConsistencySignature) -> ConsistencyIn:
+def consistency_to_wire(message: ConsistencySignature, proof: bytes = b"") -> ConsistencyIn:
     """R3, of a client."""
-    return ConsistencyIn(signature=message.signature)
+    return ConsistencyIn(signature=message.signature, proof=proof or None)
 
 
 def consistency_from_wire(client: int, body: ConsistencyIn) -> ConsistencySignature:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedcore.wire.base import Bytes, ClientId, Key32, Message, MetricValue, Name, Sha256, Signature64
+from fedcore.wire.base import Bytes, ClientId, Key32, Message, MetricValue, Name, Sha256, Signature64, optional
 
 
 class ReplyError(Message):
@@ -38,9 +38,9 @@ class ManifestIn(Message):
     """Ends an upload: the parts sent before it are the client's update, and all of it.
 
     `digest` is `fedcore.wire.chunks.update_digest`. Secure: `size` is that of the masked vector, and the rest stays
-    empty:
-    names, values and examples travel in the sum. Plain: the update is a record file, of which `examples` and `values`
-    say for the record of the run what they can; or there is an `error`, and no file.
+    empty: names, values and examples travel in the sum. With norm proofs `pads` is the commitment to those in the
+    vector. Plain: the update is a record file, of which `examples` and `values` say for the record of the run what they
+    can; or there is an `error`, and no file.
     """
 
     digest: Sha256
@@ -48,6 +48,7 @@ class ManifestIn(Message):
     examples: int | None = Field(None, ge=0, le=2**63 - 1)
     values: dict[Name, MetricValue] = Field({}, max_length=256)
     error: ReplyError | None = None
+    pads: Key32 | None = optional()
 
 
 class WithdrawalReason(StrEnum):

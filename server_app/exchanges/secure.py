@@ -11,12 +11,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec import AnyEncoding, Decoded, decode
+from fedcore.codec import AnyEncoding, BoundedEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
 from fedcore.federation.transcript import ExchangeRecord
 from fedcore.run.buffer import staleness_metrics
 from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome
 from fedcore.run.exchange import encoding_of, round_parameters
+from fedcore.run.norm_proofs import NormProofs, proof_bytes
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import in_thread
@@ -55,6 +56,9 @@ ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
     ServerStage.CONSISTENCY.value,
     ServerStage.UNMASK.value,
 )
+
+_PROOF_SECONDS: Final = 120.0
+"""More time for R3 with norm proofs, of which a client makes one in some ten seconds."""
 
 _NEVER_HONEST: Final = frozenset(
     {
@@ -105,6 +109,7 @@ class SecureExchange(Exchange):
         randomness: Randomness = os.urandom,
     ) -> None:
         self.encoding: AnyEncoding = encoding_of(context.task)
+        self._norms = NormProofs(self.encoding) if isinstance(self.encoding, BoundedEncoding) else None
         super().__init__(context, UpdateLimits(longest=self.encoding.words * WORD_BYTES, exact=True))
         model = context.task.model
         self._round = ServerRound(
@@ -130,9 +135,10 @@ class SecureExchange(Exchange):
     # --- leading --------------------------------------------------------------------------------
 
     def seconds_for(self, stage: str) -> float:
-        """Masking and the upload come on top of the time for the local work."""
+        """Masking and the upload come on top of the time for the local work, and a norm proof on that of its step."""
         settings = self.context.settings
-        return settings.step_seconds + (self.task.seconds if stage == INPUT else 0.0)
+        more = {INPUT: self.task.seconds, CONSISTENCY: _PROOF_SECONDS if self._norms is not None else 0.0}
+        return settings.step_seconds + more.get(stage, 0.0)
 
     def begin(self, stage: str) -> None:
         """Make room for the sum."""
@@ -145,9 +151,27 @@ class SecureExchange(Exchange):
         return stage == INPUT and enough > 0 and len(self.clients.done) >= max(enough, self.task.quorum)
 
     async def persist_stage(self, stage: str) -> None:
-        """Write down the sum before its survivors are named."""
+        """Write down the sum before its survivors are named, and check all norms before any share is asked for."""
         if stage == INPUT:
             await self._sum.save()
+        elif stage == CONSISTENCY and self._norms is not None:
+            await self._check_norms(self._norms)
+
+    async def _check_norms(self, norms: NormProofs) -> None:
+        """Raise RoundFailed if an update in the sum is not proved to be within the bound.
+
+        Its vector cannot be taken out of the sum any more. Nobody has released a share, so the sum stays closed, and
+        the next attempt asks the others for what they have trained already.
+        """
+        outcome = self._round.outcome()
+        refused = await in_thread(norms.refused, outcome)
+        for client in refused:
+            self.blame(client, Fault.NORM_PROOF)
+        if refused:
+            raise RoundFailed("the norm of an update is not proved to be within clip-norm")
+        if missing := norms.missing(outcome.survivors):
+            names = ", ".join(self.services.names[client] for client in missing)
+            raise RoundFailed(f"{names} left before it proved the norm of its update")
 
     def finish_stage(self, stage: str) -> Sequence[Change]:
         """Tell the protocol which clients have left, and end its stage.
@@ -257,6 +281,8 @@ class SecureExchange(Exchange):
     def _decode(self, file: SumFile, path: Path | None) -> Decoded:
         file.apply_masks(self._round.mask_terms(), threads=self.services.threads)
         base, mapped = self.context.base or self.context.model, file.mapped()
+        if self._norms is not None and not self._norms.agree_with(self._round.outcome(), mapped.words):
+            raise PeerError("the sum is not that of the updates whose norms were proved", check="norm-proof-sum")
         return decode(
             self.encoding,
             mapped.words,
@@ -272,6 +298,8 @@ class SecureExchange(Exchange):
 
     async def take_step(self, client: int, step: str, body: Message, digest: bytes) -> None:
         """R0, R1, R3 or R4; a client that sends what no honest client sends is blamed."""
+        if isinstance(body, ConsistencyIn) and len(body.proof or b"") != (size := proof_bytes(self.encoding)):
+            raise Rejection(ProblemKind.MALFORMED, f"a norm proof has {size} bytes in this exchange")
         try:
             await self.take(client, step, digest, body, lambda: self._receive(client, body))
         except ProtocolViolation as violation:
@@ -287,9 +315,13 @@ class SecureExchange(Exchange):
                 receivers = self._round.receivers(client)
                 self._round.receive_shares(secagg_codec.key_shares_from_wire(client, body, *receivers))
             case ManifestIn():
-                self._round.receive_input(client, bytes.fromhex(body.digest))
+                self._round.receive_input(client, bytes.fromhex(body.digest), body.pads or b"")
+                if self._norms is not None and body.pads is not None:
+                    self._norms.commitments[client] = body.pads
             case ConsistencyIn():
                 self._round.receive_consistency(secagg_codec.consistency_from_wire(client, body))
+                if self._norms is not None and body.proof is not None:
+                    self._norms.proofs[client] = body.proof
             case UnmaskIn():
                 owners = self._round.owners(client)
                 self._round.receive_unmask(secagg_codec.unmask_from_wire(client, body, *owners))
@@ -350,6 +382,8 @@ class SecureExchange(Exchange):
             raise Rejection(
                 ProblemKind.MALFORMED, "in secure mode examples, metrics and their names travel in the sum only"
             )
+        if (manifest.pads is None) != (self._norms is None):
+            raise Rejection(ProblemKind.MALFORMED, "a commitment to pads belongs to norm proofs, and only to them")
         self.uploads.limits.check_size(manifest.size)
 
     async def add_update(self, client: int, manifest: ManifestIn) -> None:

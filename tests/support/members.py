@@ -5,6 +5,7 @@ A `Member` signs requests, masks and uploads what a test gives it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import time
@@ -16,12 +17,14 @@ from typing import Any
 import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
 
-from fedcore.codec import encode, encode_nothing
+from fedcore.codec import BoundedEncoding, encode, encode_nothing, steps_of
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.groups import is_draw, make_ticket
+from fedcore.run.norm_proofs import NormWitness, statement_of
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec
@@ -65,6 +68,10 @@ class Local:
     counted: int = 1
     fails: bool = False
     """Whether it contributes nothing."""
+    stretch: int = 1
+    """How many times as long as its update is what it masks, although it claims the update's norm."""
+    spoils: bool = False
+    """Whether zeros take the place of its proof."""
     metrics: dict[str, Any] = field(default_factory=lambda: {"loss": 0.5})
 
     def train(self, model: ModelState) -> ModelState:
@@ -89,6 +96,7 @@ class Member:
         self.place: DrawTicketIn | None = None
         self.work: Task | None = None
         self.base = folder
+        self.witness: NormWitness | None = None
         self._folder = folder
         self._model: ModelState | None = None
 
@@ -280,9 +288,18 @@ class Member:
                 factor=self.task.updates_of([self.id])[self.id, self._start] if self.task.buffer else 1.0,
             )
         )
+        pads = self._witness(encoding, encoded.words) if isinstance(encoding, BoundedEncoding) else None
         self._session.mask(encoded.words)
         body = encoded.words.tobytes()
-        return body, ManifestIn(digest=digest_of(body), size=len(body))
+        return body, ManifestIn(digest=digest_of(body), size=len(body), pads=pads)
+
+    def _witness(self, encoding: BoundedEncoding, words: NDArray[np.uint64]) -> bytes:
+        """The commitment to the pads of a vector, which becomes as much longer as this member cheats."""
+        self.witness = NormWitness.of(encoding, words, os.urandom)
+        if self.local.stretch != 1:
+            lanes = words[: encoding.packed_words].view(np.uint32)[: encoding.coordinates]
+            lanes += (steps_of(encoding, words).ravel()[: lanes.size] * (self.local.stretch - 1)).astype(np.uint32)
+        return self.witness.pads.commitment
 
     async def upload(self) -> None:
         body, manifest = self.vector()
@@ -303,7 +320,16 @@ class Member:
     async def sign(self) -> None:
         answer = SurvivorsOut.model_validate_json(await self.get("survivors"))
         made = self._session.sign_survivors(secagg_codec.survivors_from_wire(answer, self.cohort))
-        await self.put("consistency", secagg_codec.consistency_to_wire(made))
+        proof = await self._proof() if self.witness is not None else b""
+        await self.put("consistency", secagg_codec.consistency_to_wire(made, proof))
+
+    async def _proof(self) -> bytes:
+        """The proof of the norm, or what a member that cannot make one sends in its place."""
+        assert self.witness is not None
+        witness, outcome = self.witness, self._session.outcome
+        if self.local.spoils:
+            return bytes(statement_of(witness.encoding).proof_bytes)
+        return await asyncio.to_thread(witness.prove, outcome, self.id, os.urandom)
 
     async def unmask(self) -> None:
         answer = SignaturesOut.model_validate_json(await self.get("consistency"))

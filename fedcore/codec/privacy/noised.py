@@ -13,26 +13,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.blocks import Span
 from fedcore.codec.decoder import Decoded, check_sum, filled
 from fedcore.codec.encoder import Encoded, check_out
 from fedcore.codec.gpu.device import DeviceVector
+from fedcore.codec.grid import (
+    Blocks,
+    check_lanes,
+    deltas,
+    fill_mean,
+    no_statistics,
+    norm_of,
+    round_within_norm,
+    total,
+)
 from fedcore.codec.metrics import MetricValue, flat_metrics
-from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
+from fedcore.codec.privacy import BLOCK, NoiseSampler, noise_table
 from fedcore.codec.privacy.parameters import PrivateEncoding
-from fedcore.codec.scaling.statistics import MagnitudeStatistics
-from fedcore.codec.update import write_delta
-from fedcore.errors import NothingContributed, PeerError, UsageError
-from fedcore.state import ModelState, StateSink, from_float
+from fedcore.errors import NothingContributed, UsageError
+from fedcore.state import ModelState
 
-_ATTEMPTS = 64
 _SURE = 3.0
 """Standard deviations of its noise by which an estimate of the failures must exceed zero to count."""
 _CERTAIN = 6.0
 """As many as all of the survivors must be to end the run: once in 10^9 exchanges the noise does that alone."""
-
-Blocks = Callable[[], Iterator[NDArray[Any]]]
-"""The coordinates before rounding, block by block ([m], m <= BLOCK), as often as it is called."""
 
 
 def encode_noised(
@@ -71,9 +74,9 @@ def encode_noised(
         encoding.layout.check_same(local.layout, what="the trained model")
 
         def blocks() -> Iterator[NDArray[Any]]:
-            return _deltas(encoding, base, local)
+            return deltas(encoding, base, local)
 
-        norm = _norm(blocks)
+        norm = norm_of(blocks)
     shrink = encoding.clip / norm if norm > encoding.clip else 1.0
     words = _noised(encoding, blocks, shrink, failed=0.0, randomness=randomness, out=out)
     return Encoded(words=words, clipped=0, shrunk=shrink < 1, overflowed=False).loaded(device)
@@ -115,18 +118,13 @@ def decode_noised(
     for a sum that honest clients cannot make, NothingContributed if the noise leaves no doubt that all have failed.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
-    lanes = words.view(np.uint32)
-    if lanes[encoding.coordinates :].any():
-        raise PeerError("the padding of the sum is not zero: a client sent a malformed update", check="padding")
-    lanes = lanes[: encoding.coordinates]
-    if lanes.size and int(lanes.max()) > survivors * 2 * encoding.offset:
-        raise PeerError("the sum is out of range: a client sent a malformed update", check="malformed-update")
+    lanes = check_lanes(encoding, words, survivors)
     failures, certain = _estimated_failures(encoding, lanes, survivors)
     if failures == survivors and certain:
         raise NothingContributed(failures, survivors, estimated=True)
     state, metrics = None, {}
     if base is not None:
-        state = filled(base.layout, partial(_fill, encoding, lanes, survivors, base, release), out_path)
+        state = filled(base.layout, partial(fill_mean, encoding, lanes, survivors, survivors, base, release), out_path)
     else:
         metrics = _decode_metrics(encoding, lanes, survivors)
     return Decoded(
@@ -135,7 +133,7 @@ def decode_noised(
         lost_norm=0.0,
         metrics=metrics,
         names=encoding.metrics,
-        statistics=_no_statistics(survivors),
+        statistics=no_statistics(survivors),
         state=state,
     )
 
@@ -165,66 +163,12 @@ def _noised(
     return words
 
 
-def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> Iterator[NDArray[Any]]:
-    """The update, local - base, as float32; each block is overwritten by the next."""
-    buffer = np.empty(BLOCK, np.float32)
-    for index, spec in enumerate(encoding.floats):
-        for start in range(0, spec.size, BLOCK):
-            span = Span(index=index, spec=spec, start=start, stop=min(start + BLOCK, spec.size), position=start)
-            write_delta(span, base, local, buffer[: span.size])
-            yield buffer[: span.size]
-
-
 def _bounded(encoding: PrivateEncoding, values: Sequence[Fraction]) -> NDArray[np.float64]:
     """Metrics within their bound, over sqrt(k): a vector ([k]) whose norm is at most the bound."""
     vector = np.array([float(value) for value in values], np.float64)
     np.clip(vector, -encoding.clip, encoding.clip, out=vector)
     vector /= math.sqrt(max(len(values), 1))
     return vector
-
-
-def _norm(blocks: Blocks) -> float:
-    """L2 norm, in float64, which no sum of float32 squares overflows."""
-    squares = 0.0
-    for block in blocks():
-        wide = block.astype(np.float64)
-        squares += float(wide @ wide)
-    return math.sqrt(squares)
-
-
-def round_within_norm(
-    encoding: PrivateEncoding,
-    lanes: NDArray[np.int32],
-    blocks: Blocks,
-    factor: float,
-    randomness: Callable[[int], bytes],
-) -> None:
-    """Write the coordinates times `factor`, rounded stochastically, again until the norm is within the sensitivity.
-
-    The check is on integers. It is what makes the sensitivity certain: neither float32 nor a client's own mistakes in
-    clipping can get past it. One attempt fails with a chance of at most `ROUNDING_BETA`, so if all of them do the
-    vector was longer than its bound before: UsageError.
-    """
-    stream = KeyStream(randomness, ROUNDING)
-    limit = encoding.release.norm_squared
-    dice = np.empty(BLOCK, np.uint32)
-    for _ in range(_ATTEMPTS):
-        squares, position = 0, 0
-        for block in blocks():
-            part = dice[: block.size]
-            stream.fill(part)
-            # floor(x + u), u uniform in [0, 1): x or the next whole number, with expectation x.
-            scaled = part * 2.0**-32
-            scaled += block * np.float64(factor)
-            steps = np.floor(scaled, out=scaled).astype(np.int64)
-            squares += int(steps @ steps)
-            lanes[position : position + steps.size] = steps
-            position += steps.size
-        if squares <= limit:
-            return
-    raise UsageError(
-        "the update is longer than its clipping bound; nothing of it is sent", check="longer-than-clipping"
-    )
 
 
 def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness: Callable[[int], bytes]) -> None:
@@ -243,44 +187,13 @@ def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness:
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-def _fill(
-    encoding: PrivateEncoding,
-    lanes: NDArray[np.uint32],
-    survivors: int,
-    base: ModelState,
-    release: Callable[[], None],
-    sink: StateSink,
-) -> None:
-    """Write the global model plus the mean, in the layout's dtypes."""
-    position = 0
-    for spec in encoding.floats:
-        for start in range(0, spec.size, BLOCK):
-            stop = min(start + BLOCK, spec.size)
-            mean = _mean(encoding, lanes[position : position + stop - start], survivors)
-            if spec.dtype == "BF16":
-                mean += base.float32(spec.name, start, stop)
-            else:
-                mean += base[spec.name].reshape(-1)[start:stop]
-            sink.write(spec, start, from_float(spec, mean))
-            position += stop - start
-        base.release()
-        release()
-
-
-def _mean(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> NDArray[np.float64]:
-    mean = lanes.astype(np.float64)
-    mean -= survivors * encoding.offset
-    mean *= encoding.step / survivors
-    return mean
-
-
 def _estimated_failures(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> tuple[int, bool]:
     """How many contributed nothing, to the nearest whole number, and whether the noise leaves no doubt that all did.
 
     0 if the noise alone may account for it; so always if it is larger than all of the survivors would be.
     """
     release = encoding.release
-    estimate = float(_mean(encoding, lanes[-1:], survivors)[0]) * survivors / encoding.clip
+    estimate = float(total(encoding, lanes[-1:], survivors)[0]) / encoding.clip
     deviation = math.sqrt(survivors * release.variance) / release.scale
     counts = max(_SURE * deviation, 0.5) < min(estimate, survivors)
     return min(round(estimate), survivors) if counts else 0, _CERTAIN * deviation < survivors
@@ -292,7 +205,7 @@ def _decode_metrics(
     """Noised means over the clients, each with the same weight."""
     names = encoding.metrics
     counts = [1 if length is None else length for _, length in names]
-    values = _mean(encoding, lanes, survivors) * math.sqrt(max(sum(counts), 1))
+    values = total(encoding, lanes, survivors) / survivors * math.sqrt(max(sum(counts), 1))
     metrics: dict[str, float | list[float]] = {}
     start = 0
     for (name, length), count in zip(names, counts, strict=True):
@@ -300,18 +213,3 @@ def _decode_metrics(
         metrics[name] = part[0] if length is None else part
         start += count
     return metrics
-
-
-def _no_statistics(survivors: int) -> MagnitudeStatistics:
-    """Nothing is known about magnitudes, and nothing is needed: the scale follows from the clipping bound."""
-    return MagnitudeStatistics(
-        contributors=survivors,
-        failures=0,
-        field_bits=0,
-        scales=(),
-        peaks=(),
-        measured=(),
-        saturated=(),
-        clipped=(),
-        shrunk=0,
-    )

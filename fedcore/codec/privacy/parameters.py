@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Discriminator, StrictFloat, StrictInt, Tag
+from pydantic import StrictFloat, StrictInt
 
-from fedcore.codec.encoding import Encoding, PlainLayout, hash_of_parts
+from fedcore.codec.encoding import PlainLayout, hash_of_parts
+from fedcore.codec.grid import LANE_BITS, LANES
 from fedcore.codec.names import MetricName, check_names, names_json, slot_count
 from fedcore.codec.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
 from fedcore.codec.settings import CodecSettings
@@ -33,8 +33,6 @@ from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import NO_OTHER_KEYS
 
-LANE_BITS: Literal[32] = 32
-_LANES = 64 // LANE_BITS
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/private-encoding/v3"
 PRIVATE_ENCODING_TAG = _DOMAIN.decode()
@@ -105,14 +103,19 @@ class PrivateEncoding:
         return _coordinates(self.layout, self.metrics)
 
     @property
+    def norm_squared(self) -> int:
+        """Largest squared norm of an update after rounding, in steps."""
+        return self.release.norm_squared
+
+    @property
     def offset(self) -> int:
         """Added to each coordinate, so that none is negative: the largest magnitude that one can have."""
-        return math.isqrt(self.release.norm_squared) + noise_bound(self.release.mechanism, self.release.variance)
+        return math.isqrt(self.norm_squared) + noise_bound(self.release.mechanism, self.release.variance)
 
     @property
     def packed_words(self) -> int:
         """Words that hold the coordinates."""
-        return -(-self.coordinates // _LANES)
+        return -(-self.coordinates // LANES)
 
     @property
     def words(self) -> int:
@@ -140,16 +143,6 @@ class PrivateEncoding:
 
 def _coordinates(layout: Layout | None, metrics: tuple[MetricName, ...]) -> int:
     return (sum(spec.size for spec in layout.floats) if layout else slot_count(metrics)) + 1
-
-
-def _kind(value: object) -> str:
-    noised = isinstance(value, PrivateEncoding) or (isinstance(value, Mapping) and "release" in value)
-    return "noised" if noised else "exact"
-
-
-AnyEncoding = Annotated[
-    Annotated[Encoding, Tag("exact")] | Annotated[PrivateEncoding, Tag("noised")], Discriminator(_kind)
-]
 
 
 def private_encoding(
@@ -182,8 +175,3 @@ def private_encoding(
         clip=clip,
         release=release,
     )
-
-
-def release_of(encoding: AnyEncoding | None) -> Release | None:
-    """What a sum with this encoding reveals under differential privacy; None if it has none."""
-    return encoding.release if isinstance(encoding, PrivateEncoding) else None

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from fedcore.codec import AnyEncoding, Encoding
+from fedcore.codec import AnyEncoding, BoundedEncoding, Encoding
 from fedcore.codec.settings import NARROW_BITS
 from fedcore.codec.widths import WIDE_BITS, WIDEST_BITS
 from fedcore.federation.transcript.legacy_encodings import legacy_canonical
@@ -31,6 +31,8 @@ def scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], tuple[s
     and when the sum opens, are no part of that: if it stayed closed, the same clients may be asked again with room
     for those that failed. Nor are the width of the fields and the size of the cohort.
     """
+    if isinstance(encoding, BoundedEncoding):
+        return (), _names(replace(encoding, n_max=1))
     if not isinstance(encoding, Encoding):
         return (), _names(encoding)
     alike = replace(encoding, metrics=None, failures=0)

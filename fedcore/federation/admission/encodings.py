@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcore.codec import AnyEncoding, Encoding, check_scales, release_of, rotation_seed
+from fedcore.codec import AnyEncoding, BoundedEncoding, Encoding, check_scales, release_of, rotation_seed
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.federation.admission import checks
 from fedcore.federation.admission.owner import ClientHistory
@@ -55,10 +55,14 @@ def check_settings(task: Task, encoding: AnyEncoding, settings: JobSettings) -> 
     if isinstance(encoding, Encoding) and encoding.rotation not in ("", seed):
         raise _off_settings("the updates are to be rotated in another way than the model that is sent decides")
     names = None if task.queries else settings.metrics_of(task.trains)
-    if names is not None and encoding.metrics != (() if settings.private and task.trains else names):
+    without = task.trains and (settings.private or bool(settings.norm_proof))
+    if names is not None and encoding.metrics != (() if without else names):
         raise _off_settings("the encoding has other metrics than the settings of the run")
     if (release_of(encoding) is not None) != settings.private:
         raise _off_settings("the encoding and the settings of the run disagree on differential privacy")
+    clip = encoding.clip if isinstance(encoding, BoundedEncoding) else None
+    if clip != (settings.clip_norm if settings.norm_proof and task.trains else None):
+        raise _off_settings("the encoding and the settings of the run disagree on norm proofs")
 
 
 def sound_encoding(task: Task) -> AnyEncoding:

@@ -20,7 +20,7 @@ from fedcore.run.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.crypto.domain import pack
 from fedcore.secagg.crypto.masking import WORD_BYTES
-from fedcore.wire.base import Bytes, ClientId, Message, Name, Sha256, Signature64
+from fedcore.wire.base import Bytes, ClientId, Key32, Message, Name, Sha256, Signature64, optional
 from fedcore.wire.tasks import StoredTask, Task, task_digest
 
 TRANSCRIPT_FORK: Final = "transcript-fork"
@@ -46,6 +46,7 @@ class ExchangeRecord(Message):
     words: of the vector; None in old records, for which `legacy_encodings` computes it.
     encoding: the codec's canonical parameters, as they are in ctx, since the codec of another version makes others of
         the same task; likewise None in old records.
+    coin: of norm proofs; None without any.
     """
 
     federation: Name
@@ -56,6 +57,7 @@ class ExchangeRecord(Message):
     survivors: list[ClientId]
     words: int | None = None
     encoding: Bytes | None = None
+    coin: Key32 | None = optional()
 
     @classmethod
     def of(cls, task: Task, *, federation: str, roster_hash: bytes, outcome: Outcome) -> Self:
@@ -70,6 +72,7 @@ class ExchangeRecord(Message):
             survivors=list(outcome.survivors),
             words=encoding.words,
             encoding=encoding.canonical(),
+            coin=outcome.coin or None,
         )
 
     def announced(self) -> StoredTask:
@@ -96,6 +99,7 @@ class ExchangeRecord(Message):
             cohort=bytes.fromhex(self.advertised),
             sharers=tuple(self.sharers),
             survivors=tuple(self.survivors),
+            coin=self.coin or b"",
         )
 
     @property

@@ -43,6 +43,8 @@ class Usage(StrEnum):
     PAIR_SEAL = "fedcore/secagg/v3/pair-seal"
     PAIR_MASK = "fedcore/secagg/v3/pair"
     CLIENT_SETS = "fedcore/secagg/v3/sets"
+    COIN = "fedcore/secagg/v3/coin"
+    NORM_CONTEXT = "fedcore/secagg/v3/norm-context"
     CONSISTENCY = "fedcore/secagg/v3/consistency"
     MESSAGE = "fedcore/secagg/v3/message"
     NORM_GENERATOR = "fedcore/secagg/v3/norm-generator"

@@ -28,18 +28,24 @@ class Transcript:
 class Outcome:
     """What the clients at the end of a round have agreed on: ctx and L1, 32 bytes each, U2 and U3 in ascending order.
 
-    R3 signs it, so a quorum of those signatures shows to anybody what the round was.
+    With norm proofs also the coin, 32 bytes, else empty. R3 signs it, so a quorum of those signatures shows to anybody
+    what the round was.
     """
 
     context: bytes
     cohort: bytes
     sharers: tuple[int, ...]
     survivors: tuple[int, ...]
+    coin: bytes = b""
 
     def statement(self) -> bytes:
         """What a client signs in R3."""
         transcript = Transcript(context=self.context, cohort=self.cohort)
-        return consistency_statement(transcript, self.sharers, self.survivors)
+        return consistency_statement(transcript, self.sharers, self.survivors, self.coin)
+
+    def proof_context(self, client_id: int) -> bytes:
+        """What a client's norm proof is bound to, in addition to the coin: 32 bytes."""
+        return tagged_hash(Usage.NORM_CONTEXT, self.context, self.cohort, client_id)
 
 
 def advertisement_statement(context: bytes, client_id: int, c_public: bytes, s_public: bytes) -> bytes:
@@ -57,10 +63,28 @@ def ring_seed(transcript: Transcript) -> bytes:
     return tagged_hash(Usage.ORDER, transcript.context, transcript.cohort)
 
 
-def consistency_statement(transcript: Transcript, sharers: Sequence[int], survivors: Sequence[int]) -> bytes:
-    """What a client signs in R3: (ctx, L1, H(U2, U3)). The sets are hashed once, not once a signature."""
+def consistency_statement(
+    transcript: Transcript, sharers: Sequence[int], survivors: Sequence[int], coin: bytes = b""
+) -> bytes:
+    """What a client signs in R3: (ctx, L1, H(U2, U3)), and the coin if there is one.
+
+    The sets are hashed once, not once a signature.
+    """
     sets = tagged_hash(Usage.CLIENT_SETS, pack_ids(sharers), pack_ids(survivors))
-    return statement(Usage.CONSISTENCY, transcript.context, transcript.cohort, sets)
+    return statement(Usage.CONSISTENCY, transcript.context, transcript.cohort, sets, *([coin] if coin else []))
+
+
+def coin_of(transcript: Transcript, survivors: Sequence[int], inputs: Sequence[bytes]) -> bytes:
+    """The coin of a round with norm proofs, 32 bytes: no client knows it before its own vector is here.
+
+    Each honest client's input has a commitment to uniform pads, which the server shows nobody.
+
+    Args:
+        transcript: of the round.
+        survivors: U3.
+        inputs: of each of them the digest of its vector and commitment.
+    """
+    return tagged_hash(Usage.COIN, transcript.context, transcript.cohort, pack_ids(survivors), b"".join(inputs))
 
 
 def commitment(context: bytes, client_id: int, self_secret: Secret) -> bytes:
