@@ -56,7 +56,7 @@ from fedcore.codec import (
     encode,
 )
 from fedcore.codec.scaling.error_bound import error_bound_of
-from fedcore.codec.widths import WIDE_BITS, WIDEST_BITS
+from fedcore.codec.scaling.widths import WIDE_BITS, WIDEST_BITS
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
 

@@ -20,9 +20,9 @@ from client_app.exchange.update_encoder import UpdateEncoder
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.aggregated_rounds import AggregatedRounds
 from fedcore.codec import AnyEncoding, BoundedEncoding, Encoded, Encoding, encode, encode_nothing
+from fedcore.codec.bounded.proofs import NormWitness
 from fedcore.errors import AppError
 from fedcore.federation.admission.privacy import row_noise
-from fedcore.run.norm_proofs import NormWitness
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire.tasks import Task

@@ -41,8 +41,8 @@ from fedcore.codec.rotation import rotation_seed
 from fedcore.codec.scaling.scales import ScaleMemory, check_scales, first_encoding, is_first
 from fedcore.codec.scaling.statistics import MagnitudeStatistics, joined
 from fedcore.codec.scaling.track import ScaleTrack
+from fedcore.codec.scaling.widths import auto_field_bits
 from fedcore.codec.settings import CodecSettings
-from fedcore.codec.widths import auto_field_bits
 
 __all__ = [
     "MOST_FAILURES",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fedcore.codec.rotation import Unit, cuts, fields_of, tensor_fields
-from fedcore.codec.widths import FRACTION_BITS
+from fedcore.codec.scaling.widths import FRACTION_BITS
 from fedcore.errors import UsageError
 from fedcore.state import TensorSpec
 

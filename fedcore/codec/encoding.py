@@ -60,15 +60,7 @@ from fedcore.codec.names import (
     slot_count,
 )
 from fedcore.codec.scaling.ladder import Ladder, ladder_of
-from fedcore.codec.settings import (
-    FIELD_BITS,
-    MAX_SCALE,
-    MIN_SCALE,
-    NARROW_BITS,
-    CodecSettings,
-    check_count,
-)
-from fedcore.codec.widths import (
+from fedcore.codec.scaling.widths import (
     FINE_BITS,
     FRACTION_BITS,
     LEAST_LEVELS,
@@ -77,6 +69,14 @@ from fedcore.codec.widths import (
     WIDEST_BITS,
     carry_bits,
     levels_of_bits,
+)
+from fedcore.codec.settings import (
+    FIELD_BITS,
+    MAX_SCALE,
+    MIN_SCALE,
+    NARROW_BITS,
+    CodecSettings,
+    check_count,
 )
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec

@@ -16,7 +16,7 @@ from fedcore.codec.fields import decode_integers, join, padding, split_words, un
 from fedcore.codec.rotation import UNIT, Rotation, Unit
 from fedcore.codec.scaling.coarseness import Change, TensorChange
 from fedcore.codec.scaling.statistics import MagnitudeStatistics
-from fedcore.codec.widths import FRACTION_BITS, WIDEST_BITS
+from fedcore.codec.scaling.widths import FRACTION_BITS, WIDEST_BITS
 from fedcore.errors import (
     PeerError,
     RoundingTooCoarse,

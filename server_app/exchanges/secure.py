@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec import AnyEncoding, BoundedEncoding, Decoded, decode
+from fedcore.codec.bounded.proofs import NormProofs, proof_bytes
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
 from fedcore.federation.transcript import ExchangeRecord
 from fedcore.run.buffer import staleness_metrics
 from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome
 from fedcore.run.exchange import encoding_of, round_parameters
-from fedcore.run.norm_proofs import NormProofs, proof_bytes
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import in_thread

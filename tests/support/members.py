@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from fedcore.codec import BoundedEncoding, encode, encode_nothing, steps_of
+from fedcore.codec.bounded.proofs import NormWitness, statement_of
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.groups import is_draw, make_ticket
-from fedcore.run.norm_proofs import NormWitness, statement_of
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec

@@ -17,8 +17,8 @@ from typing import Literal
 
 from pydantic import StrictFloat, StrictInt
 
+from fedcore.codec.bounded.grid import LANE_BITS, LANES
 from fedcore.codec.encoding import PlainLayout, hash_of_parts
-from fedcore.codec.grid import LANE_BITS, LANES
 from fedcore.codec.names import MetricName
 from fedcore.codec.privacy import grid_scale, rounded_norm_squared
 from fedcore.codec.settings import CodecSettings

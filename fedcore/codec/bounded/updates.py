@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.bounded.parameters import BoundedEncoding
-from fedcore.codec.decoder import Decoded, check_sum, filled
-from fedcore.codec.encoder import Encoded, check_out
-from fedcore.codec.gpu.device import DeviceVector
-from fedcore.codec.grid import (
+from fedcore.codec.bounded.grid import (
     LANE_BITS,
     Blocks,
     check_lanes,
@@ -26,6 +22,10 @@ from fedcore.codec.grid import (
     round_within_norm,
     total,
 )
+from fedcore.codec.bounded.parameters import BoundedEncoding
+from fedcore.codec.decoder import Decoded, check_sum, filled
+from fedcore.codec.encoder import Encoded, check_out
+from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.privacy import BLOCK
 from fedcore.errors import NothingContributed, UsageError

@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.decoder import Decoded, check_sum, filled
-from fedcore.codec.encoder import Encoded, check_out
-from fedcore.codec.gpu.device import DeviceVector
-from fedcore.codec.grid import (
+from fedcore.codec.bounded.grid import (
     Blocks,
     check_lanes,
     deltas,
@@ -26,6 +23,9 @@ from fedcore.codec.grid import (
     round_within_norm,
     total,
 )
+from fedcore.codec.decoder import Decoded, check_sum, filled
+from fedcore.codec.encoder import Encoded, check_out
+from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.metrics import MetricValue, flat_metrics
 from fedcore.codec.privacy import BLOCK, NoiseSampler, noise_table
 from fedcore.codec.privacy.parameters import PrivateEncoding

@@ -24,8 +24,8 @@ from typing import Literal
 
 from pydantic import StrictFloat, StrictInt
 
+from fedcore.codec.bounded.grid import LANE_BITS, LANES
 from fedcore.codec.encoding import PlainLayout, hash_of_parts
-from fedcore.codec.grid import LANE_BITS, LANES
 from fedcore.codec.names import MetricName, check_names, names_json, slot_count
 from fedcore.codec.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
 from fedcore.codec.settings import CodecSettings

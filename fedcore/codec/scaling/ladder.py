@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fedcore.codec.widths import WIDE_BITS
+from fedcore.codec.scaling.widths import WIDE_BITS
 
 _WORD = 64
 

@@ -31,8 +31,7 @@ from fedcore.codec.encoding import Encoding, ScaleGroup, scale_groups
 from fedcore.codec.names import MetricName
 from fedcore.codec.scaling.coarseness import least_typical
 from fedcore.codec.scaling.statistics import MagnitudeStatistics, power_of_two
-from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, NARROW_BITS, CodecSettings
-from fedcore.codec.widths import (
+from fedcore.codec.scaling.widths import (
     FINE_BITS,
     FIRST_SCALE,
     FIRST_SMALL_SCALE,
@@ -41,6 +40,7 @@ from fedcore.codec.widths import (
     carry_bits,
     first_form,
 )
+from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, NARROW_BITS, CodecSettings
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import Layout
 

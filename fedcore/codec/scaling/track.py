@@ -18,8 +18,8 @@ from fedcore.codec.scaling.scales import (
     wider,
 )
 from fedcore.codec.scaling.statistics import MagnitudeStatistics, power_of_two
+from fedcore.codec.scaling.widths import FIRST_SCALE, WIDE_BITS, WIDEST_BITS
 from fedcore.codec.settings import MAX_SCALE, CodecSettings
-from fedcore.codec.widths import FIRST_SCALE, WIDE_BITS, WIDEST_BITS
 from fedcore.state import Layout
 
 FADING = 2.0 ** (-1 / 8)

@@ -15,8 +15,8 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, BoundedEncoding, Encoding
+from fedcore.codec.scaling.widths import WIDE_BITS, WIDEST_BITS
 from fedcore.codec.settings import NARROW_BITS
-from fedcore.codec.widths import WIDE_BITS, WIDEST_BITS
 from fedcore.federation.transcript.legacy_encodings import legacy_canonical
 from fedcore.system.plain_json import to_plain
 

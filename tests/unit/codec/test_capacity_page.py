@@ -8,8 +8,8 @@ import pytest
 
 from fedcore.codec import CodecSettings, Encoding, first_encoding, rotation_seed
 from fedcore.codec.encoding import scale_groups
+from fedcore.codec.scaling.widths import LEAST_LEVELS, levels_of_bits
 from fedcore.codec.settings import FIELD_BITS
-from fedcore.codec.widths import LEAST_LEVELS, levels_of_bits
 from fedcore.errors import EncodingError
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.settings import JobSettings

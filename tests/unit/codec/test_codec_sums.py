@@ -30,7 +30,7 @@ from fedcore.codec.encoding import SMALL_TENSOR, scale_groups
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.codec.scaling import coarseness
 from fedcore.codec.scaling.error_bound import error_bound, error_bound_of
-from fedcore.codec.widths import FIRST_SMALL_SCALE
+from fedcore.codec.scaling.widths import FIRST_SMALL_SCALE
 from fedcore.state import ModelState, sha256_file
 
 WIDTHS = (16, 21, 32, 64)

@@ -11,7 +11,7 @@ from support.members import Local
 
 from fedcore.codec import release_of
 from fedcore.codec.privacy import Accountant
-from fedcore.codec.widths import FIRST_SCALE
+from fedcore.codec.scaling.widths import FIRST_SCALE
 from fedcore.run.exchange import ExchangeReply
 from fedcore.state import ModelState, rounded
 

@@ -11,7 +11,7 @@ from support.members import Failure, Local, Member
 from support.serverside import Site, events_of
 
 from fedcore.codec import Encoding
-from fedcore.codec.widths import FIRST_SCALE
+from fedcore.codec.scaling.widths import FIRST_SCALE
 from fedcore.state import ModelState
 from server_app.runs.app.messages import Replies
 

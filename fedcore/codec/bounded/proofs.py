@@ -13,7 +13,9 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec import AnyEncoding, BoundedEncoding, pads_of, steps_of, summed_steps
+from fedcore.codec.bounded.parameters import BoundedEncoding
+from fedcore.codec.bounded.updates import pads_of, steps_of, summed_steps
+from fedcore.codec.encodings import AnyEncoding
 from fedcore.secagg import Outcome, Randomness
 from fedcore.secagg.norm import Pads, Statement, Submission, accepted, prove, sum_holds, values_of
 
