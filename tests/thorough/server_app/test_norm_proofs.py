@@ -98,8 +98,8 @@ async def test_who_leaves_before_its_proof_costs_an_attempt(here: Site, model: M
     await asyncio.gather(*(member.secure(until="sign") for member in members))
     await leaver.withdraw()
     await asyncio.gather(*(member.sign() for member in others))
-    await asyncio.gather(*(member.enter() for member in others))
-    await asyncio.gather(*(member.secure() for member in others))
+    await asyncio.gather(*(member.enter() for member in members))
+    await asyncio.gather(*(member.secure() for member in members))
     assert isinstance(await asked, Replies)
     record = await here.finish(run, app)
     assert not events_of(record, "blamed")
@@ -107,11 +107,12 @@ async def test_who_leaves_before_its_proof_costs_an_attempt(here: Site, model: M
 
 
 async def test_sizes_that_are_none_are_refused(here: Site, model: ModelState) -> None:
-    _, _, asked, members = await begun(here, model)
+    _, _, asked, members = await begun(here, model, {"max-attempts": 1})
     await asyncio.gather(*(member.secure(until="upload") for member in members))
     body, manifest = members[0].vector()
     await members[0].send(body)
     with pytest.raises(Failure) as refused:
         await members[0].put("manifest", manifest.model_copy(update={"pads": None}))
     assert refused.value.kind == ProblemKind.MALFORMED
-    asked.cancel()
+    await asyncio.gather(*(member.withdraw() for member in members))
+    assert isinstance(await asked, ExchangeRefused)
