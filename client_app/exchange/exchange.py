@@ -334,7 +334,7 @@ class _ClientExchange:
         if witness is None:
             return b""
         started, client = self.client.clock(), self.client
-        proof = await in_thread(witness.prove, outcome, client.kit.client_id, client.randomness)
+        proof = await in_thread(witness.prove, outcome, client.kit.client_id, client.randomness, client.threads)
         self._channel.log("proof", f"of the norm, {formatting.size(len(proof))}", started)
         return proof
 

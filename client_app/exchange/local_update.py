@@ -171,7 +171,8 @@ class LocalUpdate:
     async def _witnessed(self, encoding: AnyEncoding, encoded: Encoded) -> Vector:
         """The words; what proves their norm is kept, if that is asked for."""
         if isinstance(encoding, BoundedEncoding):
-            self.witness = await in_thread(NormWitness.of, encoding, encoded.words, self.client.randomness)
+            client = self.client
+            self.witness = await in_thread(NormWitness.of, encoding, encoded.words, client.randomness, client.threads)
         return encoded.words
 
 

@@ -164,7 +164,7 @@ class SecureExchange(Exchange):
         the next attempt asks the others for what they have trained already.
         """
         outcome = self._round.outcome()
-        refused = await in_thread(norms.refused, outcome)
+        refused = await in_thread(norms.refused, outcome, self.services.threads)
         for client in refused:
             self.blame(client, Fault.NORM_PROOF)
         if refused:

@@ -47,17 +47,17 @@ class NormWitness:
     pads: Pads
 
     @classmethod
-    def of(cls, encoding: BoundedEncoding, words: NDArray[np.uint64], randomness: Randomness) -> Self:
+    def of(cls, encoding: BoundedEncoding, words: NDArray[np.uint64], randomness: Randomness, threads: int = 1) -> Self:
         """From the encoded vector [encoding.words], which is copied."""
-        pads = Pads.commit(statement_of(encoding), pads_of(encoding, words).copy(), randomness)
+        pads = Pads.commit(statement_of(encoding), pads_of(encoding, words).copy(), randomness, threads)
         return cls(encoding=encoding, steps=steps_of(encoding, words), pads=pads)
 
-    def prove(self, outcome: Outcome, client_id: int, randomness: Randomness) -> bytes:
+    def prove(self, outcome: Outcome, client_id: int, randomness: Randomness, threads: int = 1) -> bytes:
         """The proof for the coin of an outcome, which this client is about to sign. Takes seconds."""
         statement, context = statement_of(self.encoding), outcome.proof_context(client_id)
         blocks = (self.steps[start : start + _BLOCK].astype(np.int64) for start in range(0, len(self.steps), _BLOCK))
         try:
-            return prove(statement, context, outcome.coin, blocks, self.pads, randomness)
+            return prove(statement, context, outcome.coin, blocks, self.pads, randomness, threads)
         finally:
             self.erase()
 
@@ -75,7 +75,7 @@ class NormProofs:
     commitments: dict[int, bytes] = field(default_factory=dict, repr=False)
     proofs: dict[int, bytes] = field(default_factory=dict, repr=False)
 
-    def refused(self, outcome: Outcome) -> tuple[int, ...]:
+    def refused(self, outcome: Outcome, threads: int = 1) -> tuple[int, ...]:
         """The survivors whose proof is here and does not hold, in ascending order. Takes seconds."""
         clients = [client for client in outcome.survivors if client in self.proofs]
         submissions = [
@@ -86,7 +86,7 @@ class NormProofs:
             )
             for client in clients
         ]
-        holds = accepted(statement_of(self.encoding), outcome.coin, submissions)
+        holds = accepted(statement_of(self.encoding), outcome.coin, submissions, threads=threads)
         return tuple(client for client, one in zip(clients, holds, strict=True) if not one)
 
     def missing(self, survivors: Collection[int]) -> tuple[int, ...]:

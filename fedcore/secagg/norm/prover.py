@@ -44,10 +44,16 @@ class Pads:
     def draw(cls, statement: Statement, randomness: Randomness = os.urandom, threads: int = 1) -> Self:
         """Uniform ones."""
         words = np.frombuffer(bytearray(draw(randomness, WORD_BYTES * statement.projections)), np.uint64)
-        return cls.commit(statement, words, randomness)
+        return cls.commit(statement, words, randomness, threads)
 
     @classmethod
-    def commit(cls, statement: Statement, words: NDArray[np.uint64], randomness: Randomness = os.urandom) -> Self:
+    def commit(
+        cls,
+        statement: Statement,
+        words: NDArray[np.uint64],
+        randomness: Randomness = os.urandom,
+        threads: int = 1,
+    ) -> Self:
         """Uniform words [k] that were drawn before, which are kept as they are, and erased with the pads."""
         blinding = scalar(randomness)
         points = generators("number", statement.numbers)
