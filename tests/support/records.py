@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -90,11 +90,12 @@ class Notary:
         signers: Collection[int] = (1, 2, 3),
         survivors: Sequence[int] = (1, 2, 3, 4),
         complete: bool = True,
+        coin: bytes = b"",
         **changes: Any,
     ) -> SignedRecord:
         """Add the record of one more exchange to the chain."""
         task = make_task(exchange, **{"previous": self.head, **changes})
-        outcome = self.outcome(task, survivors)
+        outcome = replace(self.outcome(task, survivors), coin=coin)
         signed = SignedRecord(
             record=ExchangeRecord.of(task, federation=FEDERATION, roster_hash=self.roster.hash(), outcome=outcome),
             complete=complete,

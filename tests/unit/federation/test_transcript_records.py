@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_a_chain_holds_and_survives_its_json() -> None:
         {"task_protection": {"degree": 3, "threshold": 2, "corrupt": 0, "agreement": "x25519"}},
         {"task_encoding": {}},
         {"task_unheard_of": 1},
+        {"coin": base64.b64encode(bytes(32)).decode()},
     ],
     ids="-".join,
 )
@@ -72,6 +74,18 @@ def test_nothing_in_a_record_can_be_changed(changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolViolation) as refused:
         extend(notary, altered(notary.sum(1), **changes))
     assert refused.value.check == "transcript-forged"
+
+
+def test_a_coin_is_signed_and_only_where_there_is_one_it_is_in_the_record() -> None:
+    notary, coin = Notary.of(), b"c" * 32
+    first, second = notary.sum(1), notary.sum(2, coin=coin)
+    assert "coin" not in first.model_dump(mode="json")["record"]
+    again = [SignedRecord.model_validate_json(signed.model_dump_json()) for signed in (first, second)]
+    assert extend(notary, *again).head == notary.head
+    for other in (None, base64.b64encode(b"d" * 32).decode()):
+        with pytest.raises(ProtocolViolation) as refused:
+            extend(notary, first, altered(second, coin=other))
+        assert refused.value.check == "transcript-forged"
 
 
 @pytest.mark.parametrize("signers", [(), (1,), (1, 2)])

@@ -45,6 +45,11 @@ def test_noise_or_a_budget_makes_a_run_private() -> None:
         ({"dp-delta": 1}, ("", "dp-delta")),
         ({"dp-mechanism": "laplace"}, ("choice", "dp-mechanism")),
         ({"dp-noise-multiplier": 1}, ("", "clip-norm")),
+        ({"norm-proof": "l3", "clip-norm": 1}, ("choice", "norm-proof")),
+        ({"norm-proof": "l2"}, ("", "norm-proof.*clip-norm")),
+        ({"norm-proof": "l2", "clip-norm": 1, "aggregation": "plain"}, ("needs-secure", "norm-proof")),
+        ({"norm-proof": "l2", "clip-norm": 1, "dp-noise-multiplier": 1}, ("conflict", "norm-proof")),
+        ({"norm-proof": "l2", "clip-norm": 1, "field-bits": 8}, ("conflict", "norm-proof")),
         ({"asynchrony": "always"}, ("choice", "asynchrony")),
         ({"buffer-size": 3}, ("conflict", "^buffer-size")),
         ({"max-staleness": 3}, ("conflict", "^max-staleness")),
@@ -136,6 +141,11 @@ def test_an_override_keeps_types() -> None:
         override({"n": 1}, {"n": 1.5}, "x")
     with raises(UnknownKey, key="lrr", match="'lr'"):
         override({"lr": 0.1}, {"lrr": 1.0}, "x")
+
+
+def test_clients_hear_of_norm_proofs_where_there_are_some() -> None:
+    assert "norm-proof" not in JobSettings().for_clients()
+    assert JobSettings(norm_proof="l2", clip_norm=1.0).for_clients()["norm-proof"] == "l2"
 
 
 def test_groups_need_masks_and_neither_noise_nor_a_race() -> None:
