@@ -211,7 +211,7 @@ class Survivors:
 
     def digest(self) -> bytes:
         """32 bytes."""
-        return _digest("survivors", pack_ids(self.survivors), self.coin)
+        return _digest("survivors", pack_ids(self.survivors), *([self.coin] if self.coin else []))
 
 
 @dataclass(frozen=True, slots=True)
