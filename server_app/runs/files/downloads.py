@@ -53,10 +53,12 @@ class ModelDownloads:
             return SentModel(path=model, reference=announced)
 
         async def make(last: SentModel | None) -> SentModel:
-            difference, copy = await self._files.sent_files(model, last.path if last is not None else None)
+            difference, copy = await self._files.sent_files(model)
             made = last is not None and await asyncio.to_thread(_write, last.path, model, difference, copy)
             before = Difference(base=last.reference.sha256, path=difference) if made and last is not None else None
-            return SentModel(path=copy, reference=await reference(copy), difference=before)
+            sent = SentModel(path=copy, reference=await reference(copy), difference=before)
+            await self._files.keep_sent(copy, difference)
+            return sent
 
         return replace(await self._chain.send(announced.sha256, make), base=model)
 

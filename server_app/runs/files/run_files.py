@@ -136,15 +136,15 @@ class RunFiles:
         """Remove files that nobody needs any more."""
         await asyncio.to_thread(_remove, list(paths))
 
-    async def sent_files(self, model: Path, last: Path | None) -> tuple[Path, Path]:
-        """Where a difference goes, and a file with the content of `model` to begin with, in a folder of their own.
-
-        last: the model that was sent before; whatever is older is removed.
-        """
+    async def sent_files(self, model: Path) -> tuple[Path, Path]:
+        """Where a difference goes, and a file with the content of `model` to begin with, in a folder of their own."""
         name, folder = secrets.token_hex(8), self._folder / _SENT
-        _remove([path for path in folder.iterdir() if path != last])
         await asyncio.to_thread(link, model, folder / name)
         return folder / f"{name}.difference", folder / name
+
+    async def keep_sent(self, *paths: Path) -> None:
+        """Remove all from that folder but these, once what clients get is made of the model before."""
+        await self.remove([path for path in (self._folder / _SENT).iterdir() if path not in paths])
 
     def leave(self, path: Path) -> None:
         """A file or folder that may be removed once the next exchange begins."""
