@@ -46,7 +46,11 @@ class DisagreementError(Exception):
 def plain(value: Any) -> Any:
     """A message of either implementation as the reference's, with tuples."""
     if is_dataclass(value) and not isinstance(value, type):
-        return getattr(m, type(value).__name__)(**{f.name: plain(getattr(value, f.name)) for f in fields(value)})
+        kind, values = getattr(m, type(value).__name__), {f.name: getattr(value, f.name) for f in fields(value)}
+        known = {f.name: plain(values.pop(f.name)) for f in fields(kind)}
+        if any(values.values()):
+            raise DisagreementError(f"{kind.__name__} of an option that the reference leaves out: {values}")
+        return kind(**known)
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The parts of the secure sum, from `docs/reference/specification.md` alone: sections 1 to 5, and sharing."""
+"""Parts of the secure sum, from `docs/reference/specification.md` alone: 1 to 5, and sharing; option 10 is left out."""
 
 from __future__ import annotations
 
