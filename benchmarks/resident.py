@@ -63,7 +63,7 @@ class Sampling(ABC):
 
 
 class ChildrenPeak(Sampling):
-    """The highest peak among the children of a process, which come and go while this samples.
+    """The highest peak among the processes below one, in a sandbox or not, which come and go while this samples.
 
     `peak` is in bytes. A child's peak is kept by the kernel, so only what grows in the last sampling interval of its
     life is missed.
@@ -76,7 +76,7 @@ class ChildrenPeak(Sampling):
 
     def look(self) -> None:
         with contextlib.suppress(psutil.Error):
-            for child in self._parent.children():
+            for child in self._parent.children(recursive=True):
                 with contextlib.suppress(EnvironmentFailure):
                     self.peak = max(self.peak, peak_resident_bytes(child.pid))
 
