@@ -1,4 +1,4 @@
-"""Searches the model of the protocol in maude/ for attacks: with all checks, then with each check of a client off.
+"""Searches the model of the protocol in maude/ for attacks: with all checks, then with each check off.
 
     python proofs/ablation.py                  a line for each world, and for each check what its absence allows
     python proofs/ablation.py NAME ..          only these checks and worlds
@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +33,8 @@ PROMISES = {
     "spoiled": "a sum of other vectors than the survivors'",
     "stuck": "honest clients leave an honest server, and nobody is blamed",
     "hoarded": "an honest server has shares of both secrets of one client",
+    "misplaced": "a sum of clients whom no draw put into one group",
+    "small": "a sum of fewer than a group's least members",
 }
 """What must never be reached, by the name that it has in the model."""
 
@@ -52,10 +53,14 @@ EXCHANGE = Model(
 """A server that lies."""
 FAULTS = Model(("secagg", "faults"), ("spoiled", "stuck", "convicted", "hoarded"))
 """An honest server, and a client that cheats."""
+SUMS = Model(("secagg", "sums"), ("alone",))
+"""Sums of one model, and buffered ones."""
+GROUPS = Model(("secagg", "groups"), ("alone", "misplaced", "small"))
+"""Draws, and the sums of their groups."""
 WORLDS = dict.fromkeys(
     ("full", "sets", "two", "twice", "guest", "ring", "wide", "copied", "related", "seized", "restarted", "repaired"),
     EXCHANGE,
-) | {"faults": FAULTS}
+) | {"faults": FAULTS, "sums": SUMS, "groups": GROUPS}
 OPEN = {"related": "complaints about a key whose sender lacks the private half open what honest clients sealed"}
 """Worlds in which all checks together leave an attack, and which."""
 
@@ -72,7 +77,7 @@ class Attack:
     behind: str = ""
 
 
-TABLE: dict[str, Attack] = {
+CHECKS = {
     "key-substitution": Attack("full", "both"),
     "own-entry-altered": Attack("restarted", "convicted"),
     "duplicate-key": Attack("copied", "alone"),
@@ -105,6 +110,48 @@ TABLE: dict[str, Attack] = {
     "exchange-in-ctx": Attack("repaired", "both"),
 }
 """Every check of fedcore/secagg/checks.py; `exchange-in-ctx` is none: without it ctx lacks the exchange's number."""
+ADMISSION = {
+    "differencing": Attack("sums", "alone"),
+    "other-question": Attack("sums", "alone"),
+    "update-reused": Attack("sums", "alone"),
+    "too-many-draws": Attack("groups", "misplaced"),
+}
+"""Checks of fedcore/federation/admission/checks.py: one question about a model, one sum of an update."""
+WRONG_GROUP = {
+    "no-draw": Attack("groups", "misplaced"),
+    "too-few-answers": Attack("groups", "misplaced"),
+    "unsigned": Attack("groups", "misplaced"),
+    "stranger": Attack("groups", "misplaced"),
+    "too-small": Attack("groups", "small"),
+}
+"""Reasons of `wrong-group`, each a check of its own (fedcore/run/groups.py)."""
+TABLE = CHECKS | ADMISSION | WRONG_GROUP
+
+ADMISSION_APART = {
+    "what is run, how large it is and how long it takes": "app-mismatch config-not-allowed message-not-allowed "
+    "model-too-large too-many-tensors too-long too-short model-malformed model-missing message-missing model-digest "
+    "layout-mismatch",
+    "what an owner allows in all, or insists on": "too-many-exchanges too-many-releases not-planned plain-not-allowed "
+    "buffered-not-allowed privacy-required noise-shares too-little-noise privacy-budget agreement-not-allowed",
+    "what one sum of enough clients tells, which is safe here": "tree-too-deep node-too-small weight-key first-model "
+    "encoding-refused encoding-off-settings scales-off-rule",
+    "names of models, which are terms here": "model-not-canonical other-layout version-fork start-mismatch "
+    "buffer-off-settings",
+    "the roster and the parameters, which R0 checks too": "roster-rollback roster-gap off-roster own-id-missing "
+    "duplicate-id cohort-below-minimum threshold-below-minimum corrupt-below-minimum bad-parameters",
+    "a client enters an exchange once, but for the world restarted": "exchange-reused",
+    "its reasons are in a table of their own": "wrong-group",
+}
+"""Why the model lacks the other checks of admission."""
+WRONG_GROUP_APART = {
+    "not-answered": "an earlier draw was answered too, and counts among those that a client answers",
+    "other-draw": "there is one model, and one cut",
+    "answers": "a ring has everybody once",
+    "answers-hash": "ctx binds the hash, so who sees other answers is in another exchange",
+    "own-answer": "who is in its part is among the answers, and signs one to a draw",
+    "numbers": "a part is known by its members",
+}
+"""Why the model lacks the other reasons of `wrong-group`."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +164,7 @@ class Result:
     attack: str
     states: int
     seconds: float
+    """Of one core."""
     expected: bool
     """Whether there is an attack exactly if the table says so."""
 
@@ -130,17 +178,17 @@ def search(off: Sequence[str], world: str, promises: Sequence[str], *, attacked:
     broken = " or-else ".join(f"{promise}(S:World)" for promise in promises)
     flags = ", ".join(f"'{check}" for check in off) or "empty"
     text = "".join((MODEL / f"{name}.maude").read_text() for name in WORLDS[world].files)
-    text += f"search [1] start('{world}, ({flags})) =>! S:World such that {broken} .\n"
-    start = time.monotonic()
+    text += f"search [1] start('{world}, ({flags})) =>* S:World such that {broken} .\n"
     command = ["maude", "-no-banner", "-no-advise", "-no-wrap"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    seconds = round(time.monotonic() - start, 1)
-    states = re.search(r"^states: (\d+)", done.stdout, re.MULTILINE)
-    if "Warning" in done.stderr or states is None:
+    counts = re.search(r"^states: (\d+) .* in (\d+)ms cpu", done.stdout, re.MULTILINE)
+    if "Warning" in done.stderr or counts is None:
         sys.exit(f"maude refuses the model: {done.stderr or done.stdout}")
     found = re.search(r"^S:World --> (.*)$", done.stdout, re.MULTILINE)
     attack = found[1] if found else ""
-    return Result(tuple(off), world, tuple(promises), attack, int(states[1]), seconds, bool(attack) == attacked)
+    return Result(
+        tuple(off), world, tuple(promises), attack, int(counts[1]), int(counts[2]) / 1000, bool(attack) == attacked
+    )
 
 
 def search_world(world: str) -> list[Result]:

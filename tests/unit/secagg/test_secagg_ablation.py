@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -56,7 +57,24 @@ def _flags():
 
 
 def test_every_check_has_a_row(ablation):
-    assert set(ablation.TABLE) == {*map(str, Check), "exchange-in-ctx"}
+    assert set(ablation.CHECKS) == {*map(str, Check), "exchange-in-ctx"}
+
+
+def test_every_check_of_admission_has_a_row_or_a_reason(ablation):
+    table = re.findall(
+        r"^\| ([a-z][a-z-]+) +\|", (PROOFS.parent / "fedcore/federation/admission/checks.py").read_text(), re.M
+    )
+    apart = [check for names in ablation.ADMISSION_APART.values() for check in names.split()]
+    assert sorted([*ablation.ADMISSION, *apart]) == sorted(set(table) - {"check"})
+
+
+def test_every_reason_for_a_wrong_group_has_a_row_or_a_reason(ablation):
+    calls = [
+        node
+        for node in ast.walk(ast.parse((PROOFS.parent / "fedcore/run/groups.py").read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_wrong"
+    ]
+    assert sorted([*ablation.WRONG_GROUP, *ablation.WRONG_GROUP_APART]) == sorted(call.args[1].value for call in calls)
 
 
 def test_a_row_is_a_flag_of_the_model(ablation):
@@ -81,7 +99,7 @@ def test_what_a_server_alone_checks_is_taken_from_an_honest_one(ablation):
     made_by = re.findall(
         r"^\| ([a-z-]+) +\| ([a-z, ]+?) +\|", (PROOFS.parent / "fedcore/secagg/checks.py").read_text(), re.M
     )
-    assert {ablation.TABLE[check].world for check, who in made_by if who == "server"} == {"faults"}
+    assert {ablation.CHECKS[check].world for check, who in made_by if who == "server"} == {"faults"}
 
 
 def _rules(name):

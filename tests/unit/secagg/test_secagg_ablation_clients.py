@@ -21,6 +21,7 @@ from fedcore.secagg import (
     KeyShares,
     RoundParameters,
     Secret,
+    ShareDelivery,
     SignatureSet,
     complaint,
     dealing,
@@ -29,6 +30,7 @@ from fedcore.secagg import (
 )
 from fedcore.secagg.client_memory import ClientSecrets
 from fedcore.secagg.crypto import edwards, schedule
+from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.keys import sign
 from fedcore.secagg.crypto.tree import Tree
 from tests.support import adversary
@@ -36,7 +38,7 @@ from tests.support.ablation_attacks import FULL
 from tests.support.ablation_removals import DISCLOSED, open_what_was_disclosed
 from tests.support.ablation_script import Script, stopped
 from tests.support.hostile import Broken
-from tests.support.stories import Actor, Setting, Story, identity
+from tests.support.stories import Actor, Drbg, Setting, Story, identity
 
 SIX = Setting(n=6, quorum=4, degree=5, threshold=4, corrupt=1)
 CORRUPT = 6
@@ -110,20 +112,28 @@ def _keys_of(script, c_public):
     return story
 
 
-def _deal_garbage(story):
-    """Client 6 signs what nobody can open."""
-    honest, graph = story.dealt[1], story.graph
+def _deal_garbage(story, cheat, honest):
+    """The cheat signs what nobody can open, of the sizes of what an honest client has dealt."""
+    graph, sizes = story.graph, {len(parcel) for parcel in honest.shares.values()}
     dealt = KeyShares(
-        CORRUPT,
+        cheat,
         bytes(32),
         bytes(32),
-        {i: bytes(len(honest.shares[2])) for i in graph.neighbours(CORRUPT)},
-        {i: bytes(48) for i in graph.neighbours(CORRUPT) if graph.chooses(CORRUPT, i)},
+        {i: bytes(*sizes) for i in graph.neighbours(cheat)},
+        {i: bytes(48) for i in graph.neighbours(cheat) if graph.chooses(cheat, i)},
         bytes(64),
     )
     root = dealing.dealing_tree(dealt, graph).root
-    signed = dealing.dealing_statement(story.transcript, CORRUPT, dealt.commitment, root)
-    return dataclasses.replace(dealt, signature=sign(identity(CORRUPT), signed))
+    signed = dealing.dealing_statement(story.transcript, cheat, dealt.commitment, root)
+    return dataclasses.replace(dealt, signature=sign(identity(cheat), signed))
+
+
+def _complaint(session, story, garbage, client_id):
+    """The point that the client's complaint discloses."""
+    delivery = story.delivery(client_id, story.ids)
+    with pytest.raises(ProtocolViolation, match="share-unsealing"):
+        session.receive_shares(delivery)
+    return session.complain(delivery, dealing.dealing_for(garbage, story.graph, client_id)).shared
 
 
 def _complaints_about(script, c_public, agreed_with_1):
@@ -135,15 +145,12 @@ def _complaints_about(script, c_public, agreed_with_1):
     story = _keys_of(script, c_public)
     script.list_keys(story)
     honest = tuple(script.game.players)
-    garbage = _deal_garbage(story)
+    garbage = _deal_garbage(story, CORRUPT, story.dealt[1])
     delivered = {i: story.delivery(i, honest) for i in honest}
     story.dealt[CORRUPT] = garbage
     for i in honest[1:]:
-        session, delivery = script.game.players[i].session, story.delivery(i, story.ids)
-        with pytest.raises(ProtocolViolation, match="share-unsealing"):
-            session.receive_shares(delivery)
-        said = session.complain(delivery, dealing.dealing_for(garbage, story.graph, i))
-        DISCLOSED[story, 1, i] = Secret(edwards.to_u(agreed_with_1(said.shared)))
+        shared = _complaint(script.game.players[i].session, story, garbage, i)
+        DISCLOSED[story, 1, i] = Secret(edwards.to_u(agreed_with_1(shared)))
     del story.dealt[CORRUPT]
     script.deliver(delivered, story, (1,))
 
@@ -183,6 +190,43 @@ def test_open_complaints_about_a_multiple_of_a_key_do_the_same(monkeypatch):
     with pytest.raises(Broken) as caught:
         adversary.recover(script.games)
     assert caught.value.verdict == "recovered"
+
+
+def test_open_of_four_clients_two_complaints_are_enough(monkeypatch):
+    """The key itself will do, if those who complain see a list without its owner."""
+    open_what_was_disclosed(monkeypatch)
+    script = Script(FULL, (4,))
+    game = script.game
+    mine = next(story for story in (game.tell(variant=variant) for variant in range(50)) if _chooses_all(story, 1))
+    copied, actor = game.players[1].advertisement.c_public, mine.actors[4]
+    signed = schedule.advertisement_statement(game.parameters.ctx(), 4, copied, actor.mask_pair.public)
+    advert = Advertisement(4, copied, actor.mask_pair.public, sign(identity(4), signed))
+    theirs = Story(game.parameters, {2: mine.adverts[2], 3: mine.adverts[3], 4: advert}, {})
+    game.stories[:] = [mine, theirs]
+    script.list_keys(mine, (1,))
+    script.list_keys(theirs, (2, 3))
+    garbage = _deal_garbage(theirs, 4, theirs.dealt[2])
+    theirs.dealt[4] = garbage
+    forged = {}
+    for i in (2, 3):
+        agreed = edwards.to_u(_complaint(game.players[i].session, theirs, garbage, i))
+        DISCLOSED[mine, 1, i] = Secret(agreed)
+        pair = KeyPair.draw(FULL.agreement, Drbg("any"))
+        pair._agreed[copied] = agreed
+        sealed = schedule.seal_shares(mine.transcript, pair, copied, sender=i, receiver=1, text=bytes(66))
+        forged[i] = dealing.commit(game.parameters.ctx(), i, 1, bytes(66)) + sealed
+    del theirs.dealt[4]
+    parcel, pair_secret = mine.sealed(4, 1)
+    secrets = {} if pair_secret is None else {4: pair_secret}
+    script.deliver({1: ShareDelivery((1, 2, 3, 4), forged | {4: parcel}, secrets)}, mine, (1,))
+    assert not script.refusals
+    with pytest.raises(Broken) as caught:
+        adversary.recover(script.games)
+    assert caught.value.verdict == "recovered"
+
+
+def _chooses_all(story, client):
+    return all(story.graph.chooses(client, v) for v in (2, 3))
 
 
 # second-unmask: who would answer R4 again could not erase the shares that it holds
