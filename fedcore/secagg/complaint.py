@@ -6,11 +6,11 @@ logarithm of R's public key to the base point is that of X to D's public key. In
 ML-KEM pair. With these anybody derives the sealing key and opens the text: if that is no pair of shares as committed,
 D is at fault; if it is, R is.
 
-Nothing is lost if D has the private half of its key, which nobody checks (docs/threat-model.md, "complaints about a key
-that its sender cannot use"). Then X opens what R and D sealed for each other and nothing else, and an honest R complains
-only of what D has signed and an honest D would not have: so D is malicious, and knew all of it. A false complainant
-reveals secrets of its own. The ML-KEM seed costs R the hedge against quantum computers for what was sealed under that
-one key, in an attempt that R leaves.
+Nothing is lost if D has the private half of its key, which nobody checks (docs/threat-model.md, "complaints about a
+key that its sender cannot use"). Then X opens what R and D sealed for each other and nothing else, and an honest R
+complains only of what D has signed and an honest D would not have: so D is malicious, and knew all of it. A false
+complainant reveals secrets of its own. The ML-KEM seed costs R the hedge against quantum computers for what was
+sealed under that one key, in an attempt that R leaves.
 
 The points: a public key is a u-coordinate, which fits two points, P and -P. Both sides `lift` to the same one; whether
 R's private key or its negative belongs to that is R's to know, and the sign of X follows. D may have added a point of
