@@ -97,6 +97,8 @@ def _add_tensor(
             sink.write(spec, start, block)
         else:
             sink.write(spec, start, _sum(base_values[start : start + _BLOCK], block))
+        base.release()
+        difference.release()
 
 
 def _difference_layout(base: ModelState, model: ModelState) -> Layout:

@@ -113,3 +113,22 @@ def test_a_difference_to_another_model_is_refused(tmp_path: Path, arrays: dict[s
     with pytest.raises(PeerError):
         add_difference(base, ModelState.from_arrays(arrays), tmp_path / "made")
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's smaps")
+def test_little_of_both_files_is_in_memory_once_the_model_is_made(tmp_path: Path) -> None:
+    values = np.ones(1 << 21, np.float32)
+    for number, name in enumerate(("base", "model")):
+        ModelState.from_arrays({"w": values + np.float32(number)}).save(tmp_path / name)
+    base, model = (ModelState.open(tmp_path / name) for name in ("base", "model"))
+    write_difference(base, model, tmp_path / "difference", tmp_path / "sent")
+    difference = ModelState.open(tmp_path / "difference")
+    add_difference(base, difference, tmp_path / "made")
+    assert resident(tmp_path / "base") + resident(tmp_path / "difference") < 1 << 20
+    assert sha256_file(tmp_path / "made") == sha256_file(tmp_path / "sent")
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that this process has in memory."""
+    _, _, rest = Path("/proc/self/smaps").read_text(encoding="utf-8").partition(f"{path}\n")
+    return int(rest.partition("Rss:")[2].split()[0]) * 1024
