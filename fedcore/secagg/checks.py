@@ -50,7 +50,7 @@ A client that cheats in a way that can be proved is named by `ServerRound.blamed
 |                      | to the secret that it published                                                      |
 | sealed-garbage       | signed a sealed text that its receiver cannot open                                   |
 | key-off-curve        | advertised a point of the curve's twist, about whose agreements nothing can be proved |
-| unsigned-dealing     | sent shares under a signature that is none                                           |
+| unsigned-dealing     | sent shares under a signature that is none, or no proof that it has its keys         |
 | false-complaint      | accused a client that sealed what it should, or without proof                        |
 | malformed-message    | sent what no honest client sends                                                     |
 | norm-proof           | masked an update that is longer than the bound, or does not prove that it is not      |

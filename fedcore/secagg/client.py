@@ -34,6 +34,7 @@ from fedcore.secagg.crypto.keys import (
     verifies,
 )
 from fedcore.secagg.crypto.masking import Masker, MaskTerm, apply_masks, check_vector
+from fedcore.secagg.crypto.possession import PairName
 from fedcore.secagg.graph import Graph, graph_over
 from fedcore.secagg.messages import (
     AdvertisedCohort,
@@ -180,6 +181,7 @@ class ClientSession:
                 dealing.parcels(transcript, seal_pair, publics, dealt, owner=own),
                 dealing.sealed_pair_secrets(transcript, mask_pair, publics, graph, owner=own),
                 bytes(SIGNATURE_BYTES),
+                dealing.possession({PairName.SEAL: seal_pair, PairName.MASK: mask_pair}, self._context, own),
             ),
             transcript,
             graph,
@@ -215,7 +217,8 @@ class ClientSession:
 
         `message` is the delivery that `receive_shares` refused, `evidence` what the server shows that the
         neighbour has signed. Raises ProtocolViolation("unsigned-dealing") if its signature does not cover what was
-        delivered: then it is the server that lies, and nobody is to be accused. UsageError if nothing is wrong.
+        delivered, or it does not prove that it has the private halves of its keys: then it is the server that lies, and
+        nobody is to be accused. UsageError if nothing is wrong.
         """
         rule = client_transition(self._state, ClientEvent.COMPLAIN)
         message.check()

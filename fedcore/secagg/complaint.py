@@ -162,9 +162,7 @@ def _prove(
     case: Case, part: ComplaintSubject, private: bytes, peer: bytes, randomness: Randomness
 ) -> tuple[bytes, bytes]:
     """X and the proof; `private` is the complainant's X25519 key."""
-    scalar, own = edwards.scalar_and_point(private)
-    if edwards.is_odd(own):  # then the point that `lift` takes is the inverse
-        scalar = edwards.negate_scalar(scalar)
+    scalar = edwards.scalar_of(private)
     shared = edwards.agree(scalar, peer)
     nonce = edwards.reduce(draw(randomness, _NONCE_BYTES))
     bases = edwards.clear_cofactor(edwards.BASE), edwards.clear_cofactor(peer)

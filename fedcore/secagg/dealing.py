@@ -20,6 +20,7 @@ from fedcore.secagg.crypto import schedule, shamir
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.domain import Usage, statement, tagged_hash
 from fedcore.secagg.crypto.keys import Randomness, Secret
+from fedcore.secagg.crypto.possession import PROOF_BYTES, PairName, holds, prove
 from fedcore.secagg.crypto.schedule import Transcript
 from fedcore.secagg.crypto.shamir import SHARE_BYTES, is_share
 from fedcore.secagg.crypto.tree import Tree, root_of
@@ -135,7 +136,21 @@ def dealing_tree(message: KeyShares, graph: Graph) -> Tree:
 def dealing_for(message: KeyShares, graph: Graph, holder: int) -> Dealing:
     """The evidence for one holder: the dealer's signature, and the way from this holder's leaf to the root."""
     proof = dealing_tree(message, graph).prove([graph.point(message.client_id, holder) - 1])
-    return Dealing(message.client_id, message.commitment, message.signature, proof)
+    return Dealing(message.client_id, message.commitment, message.signature, message.possession, proof)
+
+
+def possession(pairs: Mapping[PairName, KeyPair], context: bytes, owner: int) -> bytes:
+    """The proofs that `owner` has the private halves of both its keys, 128 bytes."""
+    return b"".join(prove(pairs[name], context, owner, name) for name in PairName)
+
+
+def is_possessed(member: Advertisement, proofs: bytes, context: bytes) -> bool:
+    """Whether these are proofs for the keys that a client advertised."""
+    keys = {PairName.SEAL: member.c_public, PairName.MASK: member.s_public}
+    halves = proofs[:PROOF_BYTES], proofs[PROOF_BYTES:]
+    return all(
+        holds(keys[name], half, context, member.client_id, name) for name, half in zip(PairName, halves, strict=True)
+    )
 
 
 def dealt_root(dealing: Dealing, graph: Graph, holder: int, parcel: bytes, pair_secret: bytes) -> bytes:

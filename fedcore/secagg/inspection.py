@@ -136,7 +136,10 @@ def check_delivery(message: ShareDelivery, client_id: int, graph: Graph, agreeme
 
 
 def check_dealing(evidence: Dealing, case: Case, graph: Graph, roster: Mapping[int, bytes], verify: Verify) -> None:
-    """R1: the accused has signed for this very round and cohort what was delivered in its name."""
+    """R1: the accused has signed for this very round and cohort what was delivered in its name, and has its keys.
+
+    A complaint discloses what both agree on; with another client's key that would be others' secrets.
+    """
     holder, pair_secret = case.complainant.client_id, case.pair_secret or b""
     root = dealing.dealt_root(evidence, graph, holder, case.parcel, pair_secret)
     signed = dealing.dealing_statement(case.transcript, evidence.client_id, evidence.commitment, root)
@@ -144,6 +147,11 @@ def check_dealing(evidence: Dealing, case: Case, graph: Graph, roster: Mapping[i
         raise ProtocolViolation(
             Check.UNSIGNED_DEALING,
             f"the server has no signature of client {evidence.client_id} for what it delivered in that one's name",
+        )
+    if not dealing.is_possessed(case.accused, evidence.possession, case.transcript.context):
+        raise ProtocolViolation(
+            Check.UNSIGNED_DEALING,
+            f"the server has no proof that client {evidence.client_id} can use the keys that it advertised",
         )
 
 

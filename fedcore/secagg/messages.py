@@ -21,6 +21,7 @@ from fedcore.secagg.checks import Check
 from fedcore.secagg.crypto.agreement import Agreement
 from fedcore.secagg.crypto.domain import HASH_BYTES, Field, Usage, pack_ids, tagged_hash
 from fedcore.secagg.crypto.keys import KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
+from fedcore.secagg.crypto.possession import PROOF_BYTES
 from fedcore.secagg.crypto.shamir import SHARE_BYTES, is_share
 from fedcore.secagg.crypto.tree import root_of
 from fedcore.secagg.parameters import MAX_COHORT, MAX_ID
@@ -32,6 +33,8 @@ PARCEL_BYTES = COMMITMENTS_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 """A parcel: the commitments, both shares sealed, Poly1305's tag; without the ciphertext of the agreement."""
 SEALED_SECRET_BYTES = KEY_BYTES + TAG_BYTES
 """A sealed pair secret."""
+POSSESSION_BYTES = 2 * PROOF_BYTES
+"""Proofs of possession: of c, then of s."""
 PUBLIC_SIZES = frozenset(agreement.public_bytes for agreement in Agreement)
 CIPHERTEXT_SIZES = frozenset(agreement.ciphertext_bytes for agreement in Agreement)
 
@@ -120,7 +123,8 @@ class KeyShares:
     `shares` are the parcels, one for every neighbour: 32 bytes of commitments, a ciphertext of the agreement, then 82
     sealed bytes; `own_commitments` those to the shares that the client keeps. `pair_secrets` go to those for whom the
     sender chooses the secret of their masks: a ciphertext, then 48 sealed bytes. `signature` (64 bytes) is the
-    identity's over all of it (`dealing.dealing_statement`).
+    identity's over all of it (`dealing.dealing_statement`). `possession` (128 bytes) proves that the sender has the
+    private halves of c and s; nobody looks at it before a client complains.
     """
 
     client_id: int
@@ -129,6 +133,7 @@ class KeyShares:
     shares: Mapping[int, bytes] = field(repr=False)
     pair_secrets: Mapping[int, bytes] = field(repr=False)
     signature: bytes
+    possession: bytes
 
     def check(self) -> None:
         """Raise ProtocolViolation unless ids and sizes are right."""
@@ -137,6 +142,7 @@ class KeyShares:
         _check_bytes(self.own_commitments, COMMITMENTS_BYTES, "a pair of commitments", self.client_id)
         _check_sealed(self.shares, self.pair_secrets, self.client_id)
         _check_bytes(self.signature, SIGNATURE_BYTES, "a signature", self.client_id)
+        _check_bytes(self.possession, POSSESSION_BYTES, "the proofs of possession", self.client_id)
 
     def digest(self) -> bytes:
         """32 bytes."""
@@ -148,6 +154,7 @@ class KeyShares:
             _pack_mapping(self.shares),
             _pack_mapping(self.pair_secrets),
             self.signature,
+            self.possession,
         )
 
 
@@ -155,13 +162,15 @@ class KeyShares:
 class Dealing:
     """R1, server to a client that asks: what a neighbour signed about its shares (`dealing`).
 
-    `commitment` is the one to b (32 bytes), `signature` the dealer's (64 bytes). `proof` holds the hashes (32 bytes
-    each) and the way from this client's leaf to the root.
+    `commitment` is the one to b (32 bytes), `signature` the dealer's (64 bytes), `possession` its proofs that it has
+    the private halves of its keys (128 bytes). `proof` holds the hashes (32 bytes each) and the way from this client's
+    leaf to the root.
     """
 
     client_id: int
     commitment: bytes
     signature: bytes
+    possession: bytes
     proof: tuple[bytes, ...]
 
     def check(self) -> None:
@@ -169,6 +178,7 @@ class Dealing:
         _check_id(self.client_id)
         _check_bytes(self.commitment, HASH_BYTES, "a commitment")
         _check_bytes(self.signature, SIGNATURE_BYTES, "a signature")
+        _check_bytes(self.possession, POSSESSION_BYTES, "the proofs of possession")
         if not isinstance(self.proof, tuple):
             raise ProtocolViolation(Check.MALFORMED, "a proof is a tuple of hashes")
         for value in self.proof:
@@ -176,7 +186,8 @@ class Dealing:
 
     def digest(self) -> bytes:
         """32 bytes."""
-        return _digest("dealing", self.client_id, self.commitment, self.signature, b"".join(self.proof))
+        proof = b"".join(self.proof)
+        return _digest("dealing", self.client_id, self.commitment, self.signature, self.possession, proof)
 
 
 @dataclass(frozen=True, slots=True)

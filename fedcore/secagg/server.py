@@ -335,8 +335,10 @@ class ServerRound:
         return self._terms
 
     def _signed_its_dealing(self, sender: int) -> bool:
-        """Whether the signature over what a client dealt is good; not needed before a client complains."""
+        """Whether what a client dealt is signed, with keys that it has; not needed before a client complains."""
         message, cohort = self._shares[sender], self._fixed()
+        if not dealing.is_possessed(self._publics[sender], message.possession, self._context):
+            return False
         root = dealing.dealing_tree(message, cohort.graph).root
         signed = dealing.dealing_statement(cohort.transcript, sender, message.commitment, root)
         return self._verify(self._roster[sender], message.signature, signed)

@@ -16,7 +16,7 @@ from fedcore.secagg.crypto.domain import Usage
 from fedcore.system.version import fedcore_version
 from fedcore.wire.tasks import TASK_TAG
 
-WIRE: Final = 5
+WIRE: Final = 6
 OTHER_VERSION: Final = "other-version"
 """The check that fails where two sides do not understand each other."""
 

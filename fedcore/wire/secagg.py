@@ -14,6 +14,8 @@ from fedcore.wire.base import MAX_COHORT, Bytes, ClientId, Key32, Message, Signa
 
 Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
 PublicKey = Annotated[Bytes, Field(min_length=32, max_length=4096)]
+Possession = Annotated[Bytes, Field(min_length=128, max_length=128)]
+"""Proofs that a client has the private halves of its keys c and s."""
 Members = Annotated[Bytes, Field(max_length=MAX_COHORT // 8)]
 """A subset of a task's cohort: bit i, from the lowest bit of the first byte on, stands for the client at index i."""
 
@@ -52,6 +54,7 @@ class KeySharesIn(Message):
     shares: Bytes
     pair_secrets: Bytes
     signature: Signature64
+    possession: Possession
 
 
 class DeliveryOut(Message):
@@ -67,6 +70,7 @@ class DealingOut(Message):
 
     commitment: Key32
     signature: Signature64
+    possession: Possession
     proof: list[Key32] = Field(max_length=64)
 
 

@@ -79,6 +79,7 @@ def key_shares_to_wire(message: KeyShares) -> KeySharesIn:
         shares=_joined(message.shares),
         pair_secrets=_joined(message.pair_secrets),
         signature=message.signature,
+        possession=message.possession,
     )
 
 
@@ -91,6 +92,7 @@ def key_shares_from_wire(client: int, body: KeySharesIn, receivers: Sequence[int
         _split(body.shares, receivers),
         _split(body.pair_secrets, chosen),
         body.signature,
+        body.possession,
     )
 
 
@@ -110,12 +112,17 @@ def delivery_from_wire(body: DeliveryOut, cohort: Sequence[int]) -> ShareDeliver
 
 def dealing_to_wire(dealing: Dealing) -> DealingOut:
     """What a neighbour signed about its shares."""
-    return DealingOut(commitment=dealing.commitment, signature=dealing.signature, proof=list(dealing.proof))
+    return DealingOut(
+        commitment=dealing.commitment,
+        signature=dealing.signature,
+        possession=dealing.possession,
+        proof=list(dealing.proof),
+    )
 
 
 def dealing_from_wire(dealer: int, body: DealingOut) -> Dealing:
     """What `dealer` signed, as the server shows it."""
-    return Dealing(dealer, body.commitment, body.signature, tuple(body.proof))
+    return Dealing(dealer, body.commitment, body.signature, body.possession, tuple(body.proof))
 
 
 def complaint_to_wire(complaint: Complaint) -> ComplaintIn:

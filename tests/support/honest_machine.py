@@ -362,7 +362,7 @@ class HonestServer(RuleBasedStateMachine):
         """A well-formed message of that stage which nobody honest would send."""
         made: dict[ServerStage, tuple[Any, ...]] = {
             ServerStage.ADVERTISE: (Advertisement(client_id, bytes(32), bytes(32), bytes(64)),),
-            ServerStage.SHARE: (KeyShares(client_id, bytes(32), bytes(32), {}, {}, bytes(64)),),
+            ServerStage.SHARE: (KeyShares(client_id, bytes(32), bytes(32), {}, {}, bytes(64), bytes(128)),),
             ServerStage.INPUT: (client_id, bytes(32)),
             ServerStage.CONSISTENCY: (ConsistencySignature(client_id, bytes(64)),),
             ServerStage.UNMASK: (UnmaskShares(client_id, {}, {}),),

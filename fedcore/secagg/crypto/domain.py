@@ -35,6 +35,8 @@ class Usage(StrEnum):
     SHARE_SEAL = "fedcore/secagg/v3/share"
     COMMITMENT = "fedcore/secagg/v3/bcom"
     SHARE_COMMITMENT = "fedcore/secagg/v3/share-com"
+    POSSESSION = "fedcore/secagg/v3/possession"
+    POSSESSION_NONCE = "fedcore/secagg/v3/possession-nonce"
     DEALING = "fedcore/secagg/v3/shares"
     DEALING_LEAF = "fedcore/secagg/v3/shares-leaf"
     COMPLAINT = "fedcore/secagg/v3/complaint"

@@ -78,6 +78,12 @@ def scalar_and_point(private: bytes) -> tuple[bytes, bytes]:
     return reduce(clamped), bindings.crypto_scalarmult_ed25519_base(private)
 
 
+def scalar_of(private: bytes) -> bytes:
+    """The scalar whose multiple of the base is what `lift` takes of the private key's public half."""
+    scalar, point = scalar_and_point(private)
+    return negate_scalar(scalar) if is_odd(point) else scalar
+
+
 def is_odd(point: bytes) -> bool:
     """Whether x is odd, of the two points over one u-coordinate the one that `lift` does not take."""
     return bool(point[-1] >> 7)

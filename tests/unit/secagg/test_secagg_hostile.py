@@ -165,7 +165,7 @@ def test_a_round_refuses_junk_in_every_field_by_name(stage):
     server = _server_in(stage)
     messages = {
         "receive_advertisement": Advertisement(1, bytes(32), bytes(32), bytes(64)),
-        "receive_shares": KeyShares(1, bytes(32), bytes(32), {2: bytes(114)}, {2: bytes(48)}, bytes(64)),
+        "receive_shares": KeyShares(1, bytes(32), bytes(32), {2: bytes(114)}, {2: bytes(48)}, bytes(64), bytes(128)),
         "receive_consistency": ConsistencySignature(1, bytes(64)),
         "receive_unmask": UnmaskShares(1, {1: bytes(33)}, {2: bytes(33)}),
     }

@@ -24,9 +24,9 @@ from fedcore.secagg.messages import input_digest
 ADVERTISEMENT = Advertisement(1, b"c" * 32, b"s" * 32, b"g" * 64)
 MESSAGES = [
     ADVERTISEMENT,
-    KeyShares(1, b"m" * 32, b"o" * 32, {2: b"s" * 114, 3: b"t" * 114}, {2: b"p" * 48}, b"g" * 64),
+    KeyShares(1, b"m" * 32, b"o" * 32, {2: b"s" * 114, 3: b"t" * 114}, {2: b"p" * 48}, b"g" * 64, b"q" * 128),
     ShareDelivery((1, 2, 3), {2: b"s" * 114, 3: b"t" * 114}, {3: b"p" * 48}),
-    Dealing(1, b"m" * 32, b"g" * 64, (b"h" * 32, b"i" * 32)),
+    Dealing(1, b"m" * 32, b"g" * 64, b"q" * 128, (b"h" * 32, b"i" * 32)),
     Survivors((1, 2, 3), b"c" * 32),
     ConsistencySignature(1, b"g" * 64),
     SignatureSet({1: b"g" * 64, 2: b"h" * 64}),
