@@ -90,7 +90,7 @@ WHEELS :=
 matrix: $(STAMP)  ## try the wheel on every Python that is here, with each Flower; installs gigabytes of torch without WHEELS=...
 	env $(FOR_UV) FLWR_TELEMETRY_ENABLED=0 $(PYTHON) benchmarks/matrix.py $(addprefix --find-links ,$(WHEELS)) --save build/matrix.md
 
-vm:  ## install, upgrade and cut off a virtual machine; as root, needs qemu, debootstrap and minutes with KVM
+vm:  ## install, reboot, upgrade and cut off a virtual machine; as root, needs qemu, debootstrap and an hour without KVM
 	deploy/vm/run.sh build/vm
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach
