@@ -83,9 +83,19 @@ class ReferenceClient(m.Party):
                 secret = self.pair_secrets[v] = kdf(self.s.root, self.ctx, "pair-secret", self.l1, *ids)
                 secrets[v] = self.seal("pair-seal", self.s, self.members[v].s_public, ids, secret)
         self.shares, own = {self.id: texts[self.id]}, parcels.pop(self.id)
-        answer = m.KeyShares(self.id, digest("bcom", self.ctx, self.id, self.b), own, parcels, secrets, b"")
+        proofs = self._possession(self.c, "c") + self._possession(self.s, "s")
+        answer = m.KeyShares(self.id, digest("bcom", self.ctx, self.id, self.b), own, parcels, secrets, b"", proofs)
         text = self.dealing_text(answer, p.tree_root(self.leaves(answer)))
         return replace(answer, signature=standards.sign(self.identity, text))
+
+    def _possession(self, pair: Pair, part: str) -> bytes:
+        """3.6."""
+        halves = [kdf(pair.root, self.ctx, "possession-nonce", self.id, part, half) for half in (0, 1)]
+        k = int.from_bytes(b"".join(halves), "little")
+        nonce = standards.multiple(k, standards.BASE_8)
+        e = digest("possession", self.ctx, self.id, part, pair.public[:32], nonce)
+        s = (k + int.from_bytes(e, "little") * standards.secret(pair.private)) % standards.ORDER
+        return e + s.to_bytes(32, "little")
 
     def _keys(self, part: str, peer: int) -> tuple[Pair, bytes]:
         """The own pair and the peer's public key of 9.2."""
@@ -163,6 +173,7 @@ class ReferenceClient(m.Party):
         text = self.dealing_text(dealing, p.proven_root(len(holders), {holders.index(self.id): leaf}, dealing.proof))
         signed = standards.verifies(self.roster[dealer], text, dealing.signature)
         require(signed and dealer == refusal.dealer, "unsigned-dealing")
+        require(self.is_possessed(self.members[dealer], dealing.possession), "unsigned-dealing")
         self.answers = {"complain": (b"", self.accuse(dealer, refusal.part))}
         return self.answers["complain"][1]
 
@@ -173,8 +184,7 @@ class ReferenceClient(m.Party):
         other = standards.lift_8(public)
         if other is None:
             return complaint
-        a, k = int.from_bytes(pair.private, "little") & 2**255 - 8 | 2**254, int.from_bytes(self.draw(64), "little")
-        a = -a if standards.multiple(a, standards.BASE)[31] >> 7 else a
+        a, k = standards.secret(pair.private), int.from_bytes(self.draw(64), "little")
         complaint = replace(complaint, shared=standards.multiple(a // 8, other))
         nonces = (standards.multiple(k, standards.BASE_8), standards.multiple(k, other))
         e = self.challenge(complaint, (pair.public, public), nonces)

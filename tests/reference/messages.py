@@ -14,7 +14,7 @@ from reference.primitives import Graph, Pair, Parameters, digest, kdf, require, 
 SIZES = {
     "c_public": (32, 1216), "s_public": (32, 1216), "signature": (64,), "signatures": (64,), "commitment": (32,),
     "own_commitments": (32,), "shares": (114, 1202), "pair_secrets": (48, 1136), "self_shares": (33,),
-    "key_shares": (33,), "shared": (32,), "proof": (64,), "mlkem_seed": (0, 64),
+    "key_shares": (33,), "shared": (32,), "proof": (64,), "mlkem_seed": (0, 64), "possession": (128,),
 }  # fmt: skip
 
 
@@ -58,8 +58,10 @@ def row(name: str, kind: str, values: str) -> Any:
 
 
 Advertisement = row("Advertisement", "advertisement", "client_id c_public s_public signature")
-KeyShares = row("KeyShares", "key-shares", "client_id commitment own_commitments shares pair_secrets signature")
-Dealing = row("Dealing", "dealing", "client_id commitment signature proof")
+KeyShares = row(
+    "KeyShares", "key-shares", "client_id commitment own_commitments shares pair_secrets signature possession"
+)
+Dealing = row("Dealing", "dealing", "client_id commitment signature possession proof")
 ShareDelivery = row("ShareDelivery", "delivery", "sharers shares pair_secrets")
 Survivors = row("Survivors", "survivors", "survivors")
 ConsistencySignature = row("ConsistencySignature", "consistency", "client_id signature")
@@ -148,6 +150,18 @@ class Party:
         secret = mlkem.decapsulate(mlkem.keys(seeds)[1], ciphertext) if ciphertext else b""
         key = kdf(secret + shared, self.ctx, usage, self.l1, ciphertext, *ids)
         return standards.unseal(key, rest, statement(usage, self.ctx, self.l1, *ids))
+
+    def is_possessed(self, keys: Any, proofs: bytes) -> bool:
+        """Whether both proofs of 3.6 hold for an advertisement."""
+        for part, public, proof in (("c", keys.c_public, proofs[:64]), ("s", keys.s_public, proofs[64:])):
+            e, s = int.from_bytes(proof[:32], "little"), int.from_bytes(proof[32:], "little")
+            lifted = standards.lift_8(public)
+            if lifted is not None:
+                nonce = standards.minus(standards.multiple(s, standards.BASE_8), standards.multiple(e, lifted))
+                fits = digest("possession", self.ctx, keys.client_id, part, public[:32], nonce) == proof[:32]
+                if s >= standards.ORDER or not fits:
+                    return False
+        return True
 
     def commitments(self, owner: int, holder: int, text: bytes) -> bytes:
         """7.4, of share of r || share of b."""

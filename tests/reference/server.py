@@ -153,12 +153,13 @@ class ReferenceServer(m.Party):
         if not self._is_signed(message):
             self.faults.setdefault(dealer, "unsigned-dealing")
         proof = p.tree_proof(self.leaves(message), {self.graph.holders(dealer).index(holder)})
-        return m.Dealing(dealer, message.commitment, message.signature, proof)
+        return m.Dealing(dealer, message.commitment, message.signature, message.possession, proof)
 
     def _is_signed(self, message: Any) -> bool:
         """9.6."""
         text = self.dealing_text(message, p.tree_root(self.leaves(message)))
-        return standards.verifies(self.roster[message.client_id], text, message.signature)
+        signed = standards.verifies(self.roster[message.client_id], text, message.signature)
+        return signed and self.is_possessed(self.messages[0][message.client_id], message.possession)
 
     def judge(self, complaint: Any) -> tuple[int, str]:
         """9.5 to 9.7: who is at fault, and of what."""

@@ -114,6 +114,12 @@ def multiple(number: int, point: bytes) -> bytes:
     return bindings.crypto_scalarmult_ed25519_noclamp(number.to_bytes(32, "little"), point) if number else NEUTRAL
 
 
+def secret(private: bytes) -> int:
+    """What of B is the lifted public key: the clamped private key (RFC 7748, section 5) or its negative."""
+    a = int.from_bytes(private, "little") & 2**255 - 8 | 2**254
+    return -a if multiple(a, BASE)[31] >> 7 else a
+
+
 def minus(one: bytes, other: bytes) -> bytes:
     """The difference of two points."""
     return bindings.crypto_core_ed25519_sub(one, other)

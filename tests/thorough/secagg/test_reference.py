@@ -43,7 +43,7 @@ def parameters(vector: dict[str, Any]) -> p.Parameters:
     return p.Parameters(**values | {name: bytes.fromhex(values[name]) for name in names})
 
 
-def key_shares(client_id: int, vector: dict[str, Any]) -> m.KeyShares:
+def key_shares(client_id: int, vector: dict[str, Any], possession: bytes) -> m.KeyShares:
     return m.KeyShares(
         client_id,
         bytes.fromhex(vector["commitment"]),
@@ -51,6 +51,7 @@ def key_shares(client_id: int, vector: dict[str, Any]) -> m.KeyShares:
         unhex(vector["shares"]),
         unhex(vector["pair_secrets"]),
         bytes.fromhex(vector["signature"]),
+        possession,
     )
 
 
@@ -134,7 +135,8 @@ class Replay:
             assert cohorts[v].root().hex() == v3["tree_root"]
         for v in v3["present"]["share"]:
             on("client.share_keys", v, cohorts[v])
-            sent, vector = self.clients[v].receive(cohorts[v]), key_shares(v, v3["key_shares"][str(v)])
+            sent = self.clients[v].receive(cohorts[v])
+            vector = key_shares(v, v3["key_shares"][str(v)], sent.possession)
             assert self.clients[v].b.hex() == v3["self_secrets"][str(v)]
             assert self.clients[v].shares[v].hex() == v3["shares"][str(v)][str(v)]
             secrets = {str(u): secret.hex() for u, secret in self.clients[v].pair_secrets.items()}
