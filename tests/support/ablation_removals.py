@@ -10,7 +10,6 @@ import pytest
 
 from fedcore.secagg import (
     AdvertisedCohort,
-    Agreement,
     ClientSession,
     ConsistencySignature,
     KeyShares,
@@ -139,6 +138,12 @@ def complain_of_anything(patch: Patch) -> None:
     without("check_dealing")(patch)
 
 
+def complain_of_any_key(patch: Patch) -> None:
+    """A session that complains of whoever signed its dealing, and a server that opens what it then can."""
+    open_what_was_disclosed(patch)
+    patch.setattr("fedcore.secagg.dealing.is_possessed", lambda *_: True)
+
+
 def open_what_was_disclosed(patch: Patch) -> None:
     """A server that opens what complaints have told it."""
     opened = adversary._opened
@@ -148,6 +153,6 @@ def open_what_was_disclosed(patch: Patch) -> None:
         if agreed is None:
             return opened(story, owner, receiver, sealed)
         ends = {"sender": owner, "receiver": receiver, "sealed": split_parcel(sealed)[1]}
-        return schedule.open_with(Usage.SHARE_SEAL, story.transcript, Agreement.X25519, agreed, **ends)
+        return schedule.open_with(Usage.SHARE_SEAL, story.transcript, story.agreement, agreed, **ends)
 
     patch.setattr(adversary, "_opened", with_the_disclosed)

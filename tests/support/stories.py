@@ -161,6 +161,7 @@ class Story:
         self.adverts = dict(adverts)
         self.actors = dict(actors)
         self.dealt: dict[int, KeyShares] = {}
+        self.agreement = parameters.agreement
         self._tree = Tree([adverts[i].digest() for i in self.ids])
         context = parameters.ctx()
         self.transcript = schedule.Transcript(

@@ -6,22 +6,15 @@ The check stops each of them; without it the promise is broken that the table in
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from nacl import bindings
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import (
     AdvertisedCohort,
-    Advertisement,
     ClientSession,
     Fault,
-    KeyShares,
     RoundParameters,
-    Secret,
-    ShareDelivery,
     SignatureSet,
     complaint,
     dealing,
@@ -29,16 +22,13 @@ from fedcore.secagg import (
     messages,
 )
 from fedcore.secagg.client_memory import ClientSecrets
-from fedcore.secagg.crypto import edwards, schedule
-from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.keys import sign
 from fedcore.secagg.crypto.tree import Tree
 from tests.support import adversary
 from tests.support.ablation_attacks import FULL
-from tests.support.ablation_removals import DISCLOSED, open_what_was_disclosed
 from tests.support.ablation_script import Script, stopped
 from tests.support.hostile import Broken
-from tests.support.stories import Actor, Drbg, Setting, Story, identity
+from tests.support.stories import Actor, Setting, Story, identity
 
 SIX = Setting(n=6, quorum=4, degree=5, threshold=4, corrupt=1)
 CORRUPT = 6
@@ -96,137 +86,6 @@ def test_without_the_check_it_is_convicted_of_a_false_complaint(monkeypatch):
         pair_secret=delivery.pair_secrets.get(2),
     )
     assert complaint.judge(said, case) == complaint.Verdict(1, Fault.FALSE_COMPLAINT)
-
-
-# duplicate-key: a complaint about a copied key discloses what two honest clients agree on
-
-
-def _keys_of(script, c_public):
-    """Client 6 advertises this key for its own, and all clients are shown it."""
-    game = script.game
-    actor = Actor(CORRUPT, game.parameters, variant=0, signs=True)
-    signed = schedule.advertisement_statement(game.parameters.ctx(), CORRUPT, c_public, actor.mask_pair.public)
-    advert = Advertisement(CORRUPT, c_public, actor.mask_pair.public, sign(identity(CORRUPT), signed))
-    story = Story(game.parameters, {**game.tell().adverts, CORRUPT: advert}, {})
-    game.stories[:] = [story]
-    return story
-
-
-def _deal_garbage(story, cheat, honest):
-    """The cheat signs what nobody can open, of the sizes of what an honest client has dealt."""
-    graph, sizes = story.graph, {len(parcel) for parcel in honest.shares.values()}
-    dealt = KeyShares(
-        cheat,
-        bytes(32),
-        bytes(32),
-        {i: bytes(*sizes) for i in graph.neighbours(cheat)},
-        {i: bytes(48) for i in graph.neighbours(cheat) if graph.chooses(cheat, i)},
-        bytes(64),
-    )
-    root = dealing.dealing_tree(dealt, graph).root
-    signed = dealing.dealing_statement(story.transcript, cheat, dealt.commitment, root)
-    return dataclasses.replace(dealt, signature=sign(identity(cheat), signed))
-
-
-def _complaint(session, story, garbage, client_id):
-    """The point that the client's complaint discloses."""
-    delivery = story.delivery(client_id, story.ids)
-    with pytest.raises(ProtocolViolation, match="share-unsealing"):
-        session.receive_shares(delivery)
-    return session.complain(delivery, dealing.dealing_for(garbage, story.graph, client_id)).shared
-
-
-def _complaints_about(script, c_public, agreed_with_1):
-    """Clients 2 to 5 complain of client 6, and client 1 masks its vector for a cohort without that one.
-
-    agreed_with_1
-        From the secret that a complaint discloses to the one of its sender and client 1.
-    """
-    story = _keys_of(script, c_public)
-    script.list_keys(story)
-    honest = tuple(script.game.players)
-    garbage = _deal_garbage(story, CORRUPT, story.dealt[1])
-    delivered = {i: story.delivery(i, honest) for i in honest}
-    story.dealt[CORRUPT] = garbage
-    for i in honest[1:]:
-        shared = _complaint(script.game.players[i].session, story, garbage, i)
-        DISCLOSED[story, 1, i] = Secret(edwards.to_u(agreed_with_1(shared)))
-    del story.dealt[CORRUPT]
-    script.deliver(delivered, story, (1,))
-
-
-def _copied():
-    script = Script(SIX, (CORRUPT,))
-    copied = script.game.players[1].advertisement.c_public
-    return stopped(lambda attack: _complaints_about(attack, copied, lambda shared: shared), script)
-
-
-def test_a_copied_key_is_refused():
-    script = _copied()
-    assert script.refusals == {"duplicate-key"}
-    adversary.recover(script.games)
-
-
-def test_without_the_check_complaints_about_it_open_what_client_1_dealt(monkeypatch):
-    _lenient(monkeypatch, "check_cohort", "duplicate-key")
-    open_what_was_disclosed(monkeypatch)
-    script = _copied()
-    assert not script.refusals
-    with pytest.raises(Broken) as caught:
-        adversary.recover(script.games)
-    assert caught.value.verdict == "recovered"
-
-
-def test_open_complaints_about_a_multiple_of_a_key_do_the_same(monkeypatch):
-    """No check stops this: nobody has to prove that it has the private half of the key that it advertises."""
-    open_what_was_disclosed(monkeypatch)
-    script = Script(SIX, (CORRUPT,))
-    factor = X25519PrivateKey.from_private_bytes(bytes(range(32)))
-    public = X25519PublicKey.from_public_bytes(script.game.players[1].advertisement.c_public)
-    scalar, _ = edwards.scalar_and_point(factor.private_bytes_raw())
-    inverse = bindings.crypto_core_ed25519_scalar_invert(scalar)
-    _complaints_about(script, factor.exchange(public), functools.partial(edwards.multiply, inverse))
-    assert not script.refusals
-    with pytest.raises(Broken) as caught:
-        adversary.recover(script.games)
-    assert caught.value.verdict == "recovered"
-
-
-def test_open_of_four_clients_two_complaints_are_enough(monkeypatch):
-    """The key itself will do, if those who complain see a list without its owner."""
-    open_what_was_disclosed(monkeypatch)
-    script = Script(FULL, (4,))
-    game = script.game
-    mine = next(story for story in (game.tell(variant=variant) for variant in range(50)) if _chooses_all(story, 1))
-    copied, actor = game.players[1].advertisement.c_public, mine.actors[4]
-    signed = schedule.advertisement_statement(game.parameters.ctx(), 4, copied, actor.mask_pair.public)
-    advert = Advertisement(4, copied, actor.mask_pair.public, sign(identity(4), signed))
-    theirs = Story(game.parameters, {2: mine.adverts[2], 3: mine.adverts[3], 4: advert}, {})
-    game.stories[:] = [mine, theirs]
-    script.list_keys(mine, (1,))
-    script.list_keys(theirs, (2, 3))
-    garbage = _deal_garbage(theirs, 4, theirs.dealt[2])
-    theirs.dealt[4] = garbage
-    forged = {}
-    for i in (2, 3):
-        agreed = edwards.to_u(_complaint(game.players[i].session, theirs, garbage, i))
-        DISCLOSED[mine, 1, i] = Secret(agreed)
-        pair = KeyPair.draw(FULL.agreement, Drbg("any"))
-        pair._agreed[copied] = agreed
-        sealed = schedule.seal_shares(mine.transcript, pair, copied, sender=i, receiver=1, text=bytes(66))
-        forged[i] = dealing.commit(game.parameters.ctx(), i, 1, bytes(66)) + sealed
-    del theirs.dealt[4]
-    parcel, pair_secret = mine.sealed(4, 1)
-    secrets = {} if pair_secret is None else {4: pair_secret}
-    script.deliver({1: ShareDelivery((1, 2, 3, 4), forged | {4: parcel}, secrets)}, mine, (1,))
-    assert not script.refusals
-    with pytest.raises(Broken) as caught:
-        adversary.recover(script.games)
-    assert caught.value.verdict == "recovered"
-
-
-def _chooses_all(story, client):
-    return all(story.graph.chooses(client, v) for v in (2, 3))
 
 
 # second-unmask: who would answer R4 again could not erase the shares that it holds

@@ -141,6 +141,8 @@ def test_evidence_that_is_another_one(any_rig):
         dataclasses.replace(shown, signature=other.server.dealing(neighbour, cheat).signature),
         dataclasses.replace(shown, commitment=bytes(32)),
         dataclasses.replace(shown, signature=bytes(64)),
+        dataclasses.replace(shown, possession=bytes(128)),
+        dataclasses.replace(shown, possession=shown.possession[64:] + shown.possession[:64]),
     ):
         rig.refused("unsigned-dealing", session, lambda bad=bad: session.complain(delivery, bad))
     for proof in (shown.proof[1:], (*shown.proof, bytes(32))):
@@ -290,6 +292,35 @@ def test_a_dealer_that_did_not_sign_is_to_blame_and_nobody_complains(make_rig):
     rig.refused("unsigned-dealing", session, lambda: session.complain(delivery, shown))
     verdict = rig.server.judge(Complaint(1, 2, ComplaintSubject.SHARES, bytes(32), bytes(64), b""))
     assert (verdict.client_id, verdict.fault) == (2, Fault.UNSIGNED_DEALING)
+
+
+@pytest.mark.parametrize("half", [0, 1], ids=["of c", "of s"])
+def test_a_dealer_without_a_proof_that_it_has_its_keys_is_to_blame_and_nobody_complains(any_rig, half):
+    """It shows another client's."""
+    rig = any_rig().until("share")
+    cheat, receiver = _pair(rig)
+    other = next(i for i in rig.ids if i not in (cheat, receiver))
+    copied = rig.clients[other].share_keys(rig.server.advertised(other))
+    rig.server.receive_shares(copied)
+
+    def change(message):
+        halves = [message.possession[:64], message.possession[64:]]
+        halves[half] = copied.possession[64 * half :][:64]
+        garbled = _garbled(message, ComplaintSubject.SHARES, receiver)
+        return dataclasses.replace(garbled, possession=b"".join(halves))
+
+    session = rig.clients[cheat]
+    honest = session.share_keys(rig.server.advertised(cheat))
+    rig.server.receive_shares(session._signed(change(honest), session._transcript, session._graph))
+    rig.share(set(rig.ids) - {cheat, other})
+    session, delivery = rig.clients[receiver], rig.server.delivery(receiver)
+    with pytest.raises(ProtocolViolation, match="share-unsealing"):
+        session.receive_shares(delivery)
+    shown = rig.server.dealing(receiver, cheat)
+    assert rig.server.blamed == {cheat: Fault.UNSIGNED_DEALING}
+    rig.refused("unsigned-dealing", session, lambda: session.complain(delivery, shown))
+    said = Complaint(receiver, cheat, ComplaintSubject.SHARES, bytes(32), bytes(64), b"")
+    assert rig.server.judge(said) == complaint.Verdict(cheat, Fault.UNSIGNED_DEALING)
 
 
 # Points that no honest client makes
