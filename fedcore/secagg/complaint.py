@@ -6,9 +6,9 @@ logarithm of R's public key to the base point is that of X to D's public key. In
 ML-KEM pair. With these anybody derives the sealing key and opens the text: if that is no pair of shares as committed,
 D is at fault; if it is, R is.
 
-Nothing is lost if D has the private half of its key, which nobody checks (docs/threat-model.md, "complaints about a
-key that its sender cannot use"). Then X opens what R and D sealed for each other and nothing else, and an honest R
-complains only of what D has signed and an honest D would not have: so D is malicious, and knew all of it. A false
+Nothing is lost, since R complains only of a D that has proved to have the private halves of its keys
+(`fedcore.secagg.crypto.possession`). So X opens what R and D sealed for each other and nothing else, and an honest R
+complains only of what D has signed and an honest D would not have: D is malicious, and knew all of it. A false
 complainant reveals secrets of its own. The ML-KEM seed costs R the hedge against quantum computers for what was
 sealed under that one key, in an attempt that R leaves.
 
