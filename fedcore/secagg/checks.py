@@ -21,8 +21,8 @@ audit trail and tests refer to them.
 | signer-not-survivor      | client         | signatures of clients outside the survivors                    |
 | share-unsealing          | client         | shares or secrets of another round, cohort, sender or receiver |
 | uncommitted-share        | client         | a share that is none, or another than its dealer committed to  |
-| unsigned-dealing         | client         | shares that their dealer did not sign: what the server shows   |
-|                          |                | is no reason to accuse anybody                                 |
+| unsigned-dealing         | client         | shares that their dealer did not sign, or keys that it did not |
+|                          |                | prove to have: no reason to accuse anybody                     |
 | shares-for-both          | server         | shares of both secrets of one client                           |
 | wrong-neighbours         | client         | the keys of clients that the graph does not make neighbours    |
 | holders-below-threshold  | client         | sharers among whom too few hold shares of this client's        |
