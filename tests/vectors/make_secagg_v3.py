@@ -102,7 +102,9 @@ class Round:
         ]
         signature = self.identities[i].sign(self.bound.dealing(i, commitment, leaves))
         self.dealings[i] = leaves
-        return {"commitment": commitment, "own": own, "signature": signature, **sealed}
+        pairs = (("c", self.seal_pairs[i]), ("s", self.mask_pairs[i]))
+        possession = b"".join(spec.possession(self.context, pair, i, part) for part, pair in pairs)
+        return {"commitment": commitment, "own": own, "signature": signature, "possession": possession, **sealed}
 
     def _mask(self, i: int, v: int) -> tuple[int, bytes]:
         secret = self.chosen[(i, v) if self.ring.chooses(i, v) else (v, i)]
@@ -358,6 +360,8 @@ def statements() -> list[dict[str, Any]]:
         "sets",
         "consistency",
         "message",
+        "possession",
+        "possession-nonce",
     ]
     fields = [[], [b""], ["text", 5, b"\x00\xff"], [2**63 - 1, "é"]]
     return [
@@ -418,6 +422,31 @@ def orders() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def possessions() -> list[dict[str, Any]]:
+    """Proofs that hold, of several pairs, and what was made of one, with whether that holds."""
+    record = []
+    for client, part in ((1, "c"), (1, "s"), (2**63 - 1, "c"), (2, "s")):
+        pair = spec.Pair("x25519", _hash(f"possession {client} {part}"))
+        record.append({"ctx": _hash("ctx"), "id": client, "part": part, "root": pair.root, "public": pair.public,
+                       "proof": spec.possession(_hash("ctx"), pair, client, part), "holds": True})  # fmt: skip
+    one, other = record[0], record[2]["public"]
+    response = int.from_bytes(one["proof"][32:], "little") + spec.CURVE_ORDER
+    changes = [
+        ("another client", {"id": 2}),
+        ("another part", {"part": "s"}),
+        ("another exchange", {"ctx": _hash("other ctx")}),
+        ("another's key", {"public": other}),
+        ("the same coordinate otherwise", {"public": one["public"][:31] + bytes([one["public"][31] ^ 128])}),
+        ("another challenge", {"proof": _flipped(one["proof"], 0)}),
+        ("another response", {"proof": _flipped(one["proof"], 32)}),
+        ("a response above q", {"proof": one["proof"][:32] + response.to_bytes(32, "little")}),
+        ("zeros", {"proof": bytes(64)}),
+    ]
+    record += [{**one, "changed": what, **change, "holds": False} for what, change in changes]
+    twist = (2).to_bytes(32, "little")
+    return [*record, {**one, "changed": "a key without lift", "public": twist, "proof": bytes(64), "holds": True}]
+
+
 def build() -> dict[str, Any]:
     """Everything that the JSON file holds."""
     return {
@@ -428,6 +457,7 @@ def build() -> dict[str, Any]:
         "trees": trees(),
         "orders": orders(),
         "sharings": sharings(),
+        "possessions": possessions(),
         "rounds": [full_round(), ring_round(), hybrid_round()],
     }
 

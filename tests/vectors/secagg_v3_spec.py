@@ -250,19 +250,36 @@ def encoded(point: Affine) -> bytes:
     return (point[1] + point[0] % 2 * 2**255).to_bytes(32, "little")
 
 
+X25519_BASE = lifted((9).to_bytes(32, "little"))
+
+
+def factor_of(pair: Pair) -> int:
+    """The private key as what the lifted public key is of the base point."""
+    raw = int.from_bytes(derive(pair.root, b"", "x25519"), "little")
+    private = raw % 2**254 // 8 * 8 + 2**254
+    return private if times(private, X25519_BASE)[0] % 2 == 0 else 8 * CURVE_ORDER - private
+
+
+def possession(context: bytes, pair: Pair, client: int, part: str) -> bytes:
+    """The proof that a client has the private half of one of its pairs, "c" or "s"."""
+    nonce = b"".join(derive(pair.root, context, "possession-nonce", client, part, half) for half in (0, 1))
+    k = int.from_bytes(nonce, "little") % CURVE_ORDER
+    commitment = encoded(times(k, times(8, X25519_BASE)))
+    challenge = tagged_hash("possession", context, client, part, pair.public[:32], commitment)
+    response = (k + int.from_bytes(challenge, "little") * factor_of(pair)) % CURVE_ORDER
+    return challenge + response.to_bytes(32, "little")
+
+
 def complaint(
     bound: Bound, part: str, pair: Pair, accused_public: bytes, complainant: int, accused: int, nonce: bytes
 ) -> tuple[bytes, bytes, bytes]:
     """X, the proof, and the seed of the complainant's ML-KEM pair, if it has one."""
-    raw = int.from_bytes(derive(pair.root, b"", "x25519"), "little")
-    private = raw % 2**254 // 8 * 8 + 2**254
-    base, peer = lifted((9).to_bytes(32, "little")), lifted(accused_public[:32])
-    factor = private if times(private, base)[0] % 2 == 0 else 8 * CURVE_ORDER - private  # of the lifted public key
+    peer, factor = lifted(accused_public[:32]), factor_of(pair)
     shared = encoded(times(factor, peer))
     k = int.from_bytes(nonce, "little") % CURVE_ORDER
     challenge = tagged_hash(
         "complaint", bound.context, bound.cohort, complainant, accused, part, pair.public, accused_public, shared,
-        *(encoded(times(k, times(8, point))) for point in (base, peer)),
+        *(encoded(times(k, times(8, point))) for point in (X25519_BASE, peer)),
     )  # fmt: skip
     response = (k + int.from_bytes(challenge, "little") * factor) % CURVE_ORDER
     seed = b"".join(derive(pair.root, b"", "mlkem768", part) for part in "dz") if pair.agreement == HYBRID else b""
