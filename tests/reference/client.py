@@ -83,19 +83,17 @@ class ReferenceClient(m.Party):
                 secret = self.pair_secrets[v] = kdf(self.s.root, self.ctx, "pair-secret", self.l1, *ids)
                 secrets[v] = self.seal("pair-seal", self.s, self.members[v].s_public, ids, secret)
         self.shares, own = {self.id: texts[self.id]}, parcels.pop(self.id)
-        proofs = self._possession(self.c, "c") + self._possession(self.s, "s")
-        answer = m.KeyShares(self.id, digest("bcom", self.ctx, self.id, self.b), own, parcels, secrets, b"", proofs)
+        possession = self._possession("c", self.c) + self._possession("s", self.s)
+        answer = m.KeyShares(self.id, digest("bcom", self.ctx, self.id, self.b), own, parcels, secrets, b"", possession)
         text = self.dealing_text(answer, p.tree_root(self.leaves(answer)))
         return replace(answer, signature=standards.sign(self.identity, text))
 
-    def _possession(self, pair: Pair, part: str) -> bytes:
+    def _possession(self, part: str, pair: Pair) -> bytes:
         """3.6."""
         halves = [kdf(pair.root, self.ctx, "possession-nonce", self.id, part, half) for half in (0, 1)]
         k = int.from_bytes(b"".join(halves), "little")
-        nonce = standards.multiple(k, standards.BASE_8)
-        e = digest("possession", self.ctx, self.id, part, pair.public[:32], nonce)
-        s = (k + int.from_bytes(e, "little") * standards.secret(pair.private)) % standards.ORDER
-        return e + s.to_bytes(32, "little")
+        e = digest("possession", self.ctx, self.id, part, pair.public[:32], standards.multiple(k, standards.BASE_8))
+        return standards.prove(k, e, pair.private)
 
     def _keys(self, part: str, peer: int) -> tuple[Pair, bytes]:
         """The own pair and the peer's public key of 9.2."""
@@ -170,10 +168,8 @@ class ReferenceClient(m.Party):
         require(dealer in message.shares, "wrong-recipients")
         holders = self.graph.holders(dealer)
         leaf = digest("shares-leaf", self.id, message.shares[dealer], message.pair_secrets.get(dealer, b""))
-        text = self.dealing_text(dealing, p.proven_root(len(holders), {holders.index(self.id): leaf}, dealing.proof))
-        signed = standards.verifies(self.roster[dealer], text, dealing.signature)
-        require(signed and dealer == refusal.dealer, "unsigned-dealing")
-        require(self.is_possessed(self.members[dealer], dealing.possession), "unsigned-dealing")
+        root = p.proven_root(len(holders), {holders.index(self.id): leaf}, dealing.proof)
+        require(self.is_signed(dealing, root, self.members[dealer]) and dealer == refusal.dealer, "unsigned-dealing")
         self.answers = {"complain": (b"", self.accuse(dealer, refusal.part))}
         return self.answers["complain"][1]
 
@@ -184,9 +180,8 @@ class ReferenceClient(m.Party):
         other = standards.lift_8(public)
         if other is None:
             return complaint
-        a, k = standards.secret(pair.private), int.from_bytes(self.draw(64), "little")
-        complaint = replace(complaint, shared=standards.multiple(a // 8, other))
+        k = int.from_bytes(self.draw(64), "little")
+        complaint = replace(complaint, shared=standards.multiple(standards.factor(pair.private) // 8, other))
         nonces = (standards.multiple(k, standards.BASE_8), standards.multiple(k, other))
-        e = self.challenge(complaint, (pair.public, public), nonces)
-        s = (k + int.from_bytes(e, "little") * a) % standards.ORDER
-        return replace(complaint, proof=e + s.to_bytes(32, "little"))
+        e = self.challenge(complaint, (pair.public, public), *nonces)
+        return replace(complaint, proof=standards.prove(k, e, pair.private))

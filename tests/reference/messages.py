@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import make_dataclass
+from functools import partial
 from typing import Any
 
 from reference import mlkem, standards
@@ -13,10 +14,9 @@ from reference.primitives import Graph, Pair, Parameters, digest, kdf, require, 
 
 SIZES = {
     "c_public": (32, 1216), "s_public": (32, 1216), "signature": (64,), "signatures": (64,), "commitment": (32,),
-    "own_commitments": (32,), "shares": (114, 1202), "pair_secrets": (48, 1136), "self_shares": (33,),
-    "key_shares": (33,), "shared": (32,), "proof": (64,), "mlkem_seed": (0, 64), "possession": (128,),
+    "own_commitments": (32,), "shares": (114, 1202), "pair_secrets": (48, 1136), "possession": (128,),
+    "self_shares": (33,), "key_shares": (33,), "shared": (32,), "proof": (64,), "mlkem_seed": (0, 64),
 }  # fmt: skip
-
 
 # The parts of 9.2: name of the public key, usage of what is sealed, length of the commitments before it.
 PARTS = {"shares": ("c_public", "share", 32), "pair-secret": ("s_public", "pair-seal", 0)}
@@ -58,9 +58,8 @@ def row(name: str, kind: str, values: str) -> Any:
 
 
 Advertisement = row("Advertisement", "advertisement", "client_id c_public s_public signature")
-KeyShares = row(
-    "KeyShares", "key-shares", "client_id commitment own_commitments shares pair_secrets signature possession"
-)
+DEALT = "client_id commitment own_commitments shares pair_secrets signature possession"
+KeyShares = row("KeyShares", "key-shares", DEALT)
 Dealing = row("Dealing", "dealing", "client_id commitment signature possession proof")
 ShareDelivery = row("ShareDelivery", "delivery", "sharers shares pair_secrets")
 Survivors = row("Survivors", "survivors", "survivors")
@@ -126,8 +125,7 @@ class Party:
         """7.2, 7.12 and 8.3: of clients in the cohort, with others' that are known."""
         for one in some:
             text = statement("adv", self.ctx, one.client_id, one.c_public, one.s_public)
-            signed = standards.verifies(self.roster[one.client_id], text, one.signature)
-            require(signed, "key-substitution")
+            require(standards.verifies(self.roster[one.client_id], text, one.signature), "key-substitution")
             p.check_public(one.c_public, self.parameters.agreement)
             p.check_public(one.s_public, self.parameters.agreement)
         publics = [public for one in (*some, *known) for public in (one.c_public, one.s_public)]
@@ -151,18 +149,6 @@ class Party:
         key = kdf(secret + shared, self.ctx, usage, self.l1, ciphertext, *ids)
         return standards.unseal(key, rest, statement(usage, self.ctx, self.l1, *ids))
 
-    def is_possessed(self, keys: Any, proofs: bytes) -> bool:
-        """Whether both proofs of 3.6 hold for an advertisement."""
-        for part, public, proof in (("c", keys.c_public, proofs[:64]), ("s", keys.s_public, proofs[64:])):
-            e, s = int.from_bytes(proof[:32], "little"), int.from_bytes(proof[32:], "little")
-            lifted = standards.lift_8(public)
-            if lifted is not None:
-                nonce = standards.minus(standards.multiple(s, standards.BASE_8), standards.multiple(e, lifted))
-                fits = digest("possession", self.ctx, keys.client_id, part, public[:32], nonce) == proof[:32]
-                if s >= standards.ORDER or not fits:
-                    return False
-        return True
-
     def commitments(self, owner: int, holder: int, text: bytes) -> bytes:
         """7.4, of share of r || share of b."""
         both = (("key", text[:33]), ("self", text[33:]))
@@ -170,9 +156,8 @@ class Party:
 
     def is_committed(self, owner: int, holder: int, parcel: bytes, text: bytes) -> bool:
         """What 7.7 asks of an opened parcel."""
-        return (
-            p.is_number(text[:33]) and p.is_number(text[33:]) and self.commitments(owner, holder, text) == parcel[:32]
-        )
+        numbers = p.is_number(text[:33]) and p.is_number(text[33:])
+        return numbers and self.commitments(owner, holder, text) == parcel[:32]
 
     def leaves(self, message: Any) -> list[bytes]:
         """7.6."""
@@ -184,6 +169,15 @@ class Party:
         """What 7.6 signs, of KeyShares or a Dealing."""
         return statement("shares", self.ctx, self.l1, message.client_id, message.commitment, root)
 
+    def is_signed(self, message: Any, root: bytes, dealer: Any) -> bool:
+        """What 9.1 and 9.6 ask of KeyShares or a Dealing, with the dealer's advertisement."""
+        for part, public, i in (("c", dealer.c_public, 0), ("s", dealer.s_public, 64)):
+            lifted, fields = standards.lift_8(public), (self.ctx, message.client_id, part, public[:32])
+            hashed, proof = partial(digest, "possession", *fields), message.possession[i : i + 64]
+            if lifted and not standards.holds(proof, hashed, (standards.BASE_8, lifted)):
+                return False
+        return standards.verifies(self.roster[message.client_id], self.dealing_text(message, root), message.signature)
+
     def pair_mask(self, own: int, v: int, secret: bytes) -> tuple[int, bytes]:
         """Sign and seed of a client's mask with v, 7.8."""
         return (1 if own < v else -1), kdf(secret, self.ctx, "pair", self.l1, min(own, v), max(own, v))
@@ -192,7 +186,7 @@ class Party:
         """What 7.10 signs."""
         return statement("consistency", self.ctx, self.l1, digest("sets", self.sharers, self.survivors))
 
-    def challenge(self, complaint: Any, publics: Iterable[bytes], nonces: Iterable[bytes]) -> bytes:
+    def challenge(self, complaint: Any, publics: Iterable[bytes], *nonces: bytes) -> bytes:
         """The hash e of 9.4."""
         ids = (complaint.client_id, complaint.accused, complaint.part)
         return digest("complaint", self.ctx, self.l1, *ids, *publics, complaint.shared, *nonces)

@@ -243,6 +243,10 @@ class Liar:
             return self.random.choice([value[:-1], value + b"\0", value[:32], bytes(64)])
         if kind == 1:
             return bytes(len(value))
+        return self.flip(value)
+
+    def flip(self, value: bytes) -> bytes:
+        """One bit changed."""
         position = self.random.randrange(len(value))
         return value[:position] + bytes([value[position] ^ 1 << self.random.randrange(8)]) + value[position + 1 :]
 
@@ -299,6 +303,7 @@ class MixedRound:
         self.vectors = {v: [self.random.getrandbits(64) for _ in range(words)] for v in self.ids}
         self.history: list[tuple[str, Any]] = []
         self.spoiled = False
+        self.thief: int | None = None
 
     def _public(self) -> tuple[p.Parameters, Mapping[int, bytes]]:
         return self.parameters, self.roster
@@ -415,6 +420,8 @@ class MixedRound:
             sealed = bytearray(message.shares[v])
             sealed[position] ^= 1
             lie = replace(message, shares={**message.shares, v: bytes(sealed)})
+            if self._maybe(0.5):
+                lie = replace(lie, possession=self._unproven(message.possession))
         if isinstance(lie, m.MaskedVector) and lie.client_id == 0:
             return replace(lie, client_id=FOREIGN)  # ours is told who sends a vector, and takes no number for an id
         fits = isinstance(message, m.KeyShares) and lie.shares.keys() == message.shares.keys()
@@ -423,6 +430,29 @@ class MixedRound:
             text = theirs.dealing_text(lie, p.tree_root(theirs.leaves(lie)))
             return replace(lie, signature=standards.sign(self.identities[sender], text))
         return lie
+
+    def _unproven(self, possession: bytes) -> bytes:
+        """Proofs of possession that do not hold, or a response that a careless reader takes modulo q."""
+        response = int.from_bytes(possession[32:64], "little") + standards.ORDER
+        above = possession[:32] + response.to_bytes(32, "little") + possession[64:]
+        crossed = possession[64:] + possession[:64]
+        return self.random.choice([above, crossed, bytes(128), self.liar.flip(possession)])
+
+    def _take_key(self, thief: int, sent: dict[int, Any]) -> None:
+        """Have a client advertise a key of another, or a multiple of it, and deal with a pair that does not fit it."""
+        one = TheirClient(self.parameters, thief, self.identities[thief], self.roster, self.random.randbytes)
+        own, other = one.advertise(), sent[self.random.choice([v for v in self.ids if v != thief])]
+        name = self.random.choice(["c_public", "s_public"])
+        key = getattr(other, name)[:32]
+        multiple = standards.multiple(self.random.randrange(2, standards.ORDER), standards.lift_8(key))
+        key = self.random.choice([key, key[:31] + bytes([key[31] ^ 128]), standards.montgomery(multiple)])
+        forged = replace(own, **{name: key + getattr(own, name)[32:]})
+        text = p.statement("adv", self.parameters.ctx, thief, forged.c_public, forged.s_public)
+        sent[thief] = replace(forged, signature=standards.sign(self.identities[thief], text))
+        one.answers["advertise"] = b"", sent[thief]
+        self.clients[thief] = self._party(f"thief {thief}", (one, one))
+        self.thief, self.spoiled = thief, True
+        self.tally["keys of others"] += 1
 
     def _complain(self, party: Party, method: str, delivery: Any, refusal: Any) -> None:
         """What a client does that cannot accept what was sealed for it."""
@@ -506,7 +536,10 @@ class MixedRound:
 
     def deal(self) -> Any:
         """The first two stages; what is delivered, or None."""
-        cohorts = self._send("advertisements", [(v, self.clients[v].ask("advertise")[1]) for v in self.ids])
+        said = {v: self.clients[v].ask("advertise")[1] for v in self.ids}
+        if self._maybe(self.lies):
+            self._take_key(self.random.choice(self.ids), said)
+        cohorts = self._send("advertisements", said.items())
         if cohorts is None:
             return None
         sent = [(v, self.say(self.clients[v], "share_keys", cohorts[v])) for v in cohorts]
@@ -526,6 +559,7 @@ class MixedRound:
         deliveries = self.deal()
         if deliveries is None:
             return
+        deliveries.pop(self.thief, None)  # it cannot open what is sealed for a key that is not its own
         ready = [v for v in deliveries if self.say(self.clients[v], "receive_shares", deliveries[v])]
         if ready and self._maybe(self.lies):
             self._accuse(self.random.choice(ready))

@@ -128,8 +128,7 @@ def proven_root(count: int, leaves: Mapping[int, bytes], proof: Sequence[bytes])
         if size == 1:
             return hashlib.sha256(statement("tree", "leaf") + leaves[begin]).digest()
         half = 1 << (size - 1).bit_length() - 1
-        left = root(begin, half)
-        return hashlib.sha256(statement("tree", "node") + left + root(begin + half, size - half)).digest()
+        return hashlib.sha256(statement("tree", "node") + root(begin, half) + root(begin + half, size - half)).digest()
 
     whole = root(0, count)
     require(not rest, "malformed")
@@ -162,10 +161,8 @@ class Graph:
 
     def neighbours(self, one: int) -> set[int]:
         """5.3."""
-        if self.full:
-            return set(self.ring) - {one}
-        steps = {*range(-self.half, self.half + 1)} - {0}
-        return {self.ring[(self.place[one] + step) % len(self.ring)] for step in steps}
+        steps = range(len(self.ring)) if self.full else range(-self.half, self.half + 1)
+        return {self.ring[(self.place[one] + step) % len(self.ring)] for step in steps} - {one}
 
     def forward(self, a: int, b: int) -> int:
         """5.4."""
@@ -188,8 +185,7 @@ def deal(secret: bytes, threshold: int, pool: bytes, points: Iterable[int]) -> l
     """The shares of 7.3 at some points."""
     parts = [secret, *(pool[i : i + 49] for i in range(0, 49 * (threshold - 1), 49))]
     coefficients = [int.from_bytes(part, "big") for part in parts]
-    values = (sum(c * x**i for i, c in enumerate(coefficients)) % SHARE_PRIME for x in points)
-    return [value.to_bytes(33, "big") for value in values]
+    return [(sum(c * x**i for i, c in enumerate(coefficients)) % SHARE_PRIME).to_bytes(33, "big") for x in points]
 
 
 def rebuild(shares: Mapping[int, bytes], threshold: int) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from reference import messages as m
@@ -52,8 +53,7 @@ class ReferenceServer(m.Party):
 
     def _cohorts(self, ids: list[int]) -> dict[int, Any]:
         """8.4, of U1."""
-        sent = self.messages[0]
-        leaves = [sent[v].digest() for v in ids]
+        sent, leaves = self.messages[0], [self.messages[0][v].digest() for v in ids]
         self.l1, self.graph = self.ring(set(ids), p.tree_root(leaves))
         shown = {v: sorted(self.graph.neighbours(v) | {v}) for v in ids}
         proofs = {v: p.tree_proof(leaves, set(map(ids.index, shown[v]))) for v in ids}
@@ -130,8 +130,7 @@ class ReferenceServer(m.Party):
         parcels = {**dealt.shares, owner: dealt.own_commitments}
         for _ in range(2):
             require(len(shares) >= self.parameters.threshold, "lost")
-            points = {self.graph.point(owner, v): share for v, share in shares.items()}
-            secret = p.rebuild(points, self.parameters.threshold)
+            secret = p.rebuild({self.graph.point(owner, v): s for v, s in shares.items()}, self.parameters.threshold)
             if kind == "self":
                 fits = secret and digest("bcom", self.ctx, owner, secret) == dealt.commitment
             else:
@@ -150,16 +149,10 @@ class ReferenceServer(m.Party):
         require(self.stage > 1, "out-of-order")
         require({dealer, holder} <= self.sharers and dealer in self.graph.neighbours(holder), "wrong-recipients")
         message = self.messages[1][dealer]
-        if not self._is_signed(message):
+        if not self.is_signed(message, p.tree_root(self.leaves(message)), self.messages[0][dealer]):
             self.faults.setdefault(dealer, "unsigned-dealing")
         proof = p.tree_proof(self.leaves(message), {self.graph.holders(dealer).index(holder)})
         return m.Dealing(dealer, message.commitment, message.signature, message.possession, proof)
-
-    def _is_signed(self, message: Any) -> bool:
-        """9.6."""
-        text = self.dealing_text(message, p.tree_root(self.leaves(message)))
-        signed = standards.verifies(self.roster[message.client_id], text, message.signature)
-        return signed and self.is_possessed(self.messages[0][message.client_id], message.possession)
 
     def judge(self, complaint: Any) -> tuple[int, str]:
         """9.5 to 9.7: who is at fault, and of what."""
@@ -176,7 +169,7 @@ class ReferenceServer(m.Party):
         name, usage, skip = m.PARTS[complaint.part]
         if not dealt or holder not in dealt.shares:
             return false
-        if not self._is_signed(dealt):
+        if not self.is_signed(dealt, p.tree_root(self.leaves(dealt)), self.messages[0][dealer]):
             return dealer, "unsigned-dealing"
         sealed = (dealt.shares if complaint.part == "shares" else dealt.pair_secrets).get(holder)
         accused, own = (getattr(self.messages[0][v], name) for v in (dealer, holder))
@@ -194,12 +187,9 @@ class ReferenceServer(m.Party):
 
     def _is_proven(self, complaint: Any, own: bytes, accused: bytes) -> bool:
         """The checks of 9.5; X is never neutral in a proof that holds."""
+        seeded = (mlkem.keys(complaint.mlkem_seed)[0] if complaint.mlkem_seed else b"") == own[32:]
         mine, other, shared = standards.lift_8(own), standards.lift_8(accused), complaint.shared
-        e, s = (int.from_bytes(part, "little") for part in (complaint.proof[:32], complaint.proof[32:]))
-        if not mine or not other or s >= standards.ORDER or not standards.is_multiple(shared):
-            return False
-        if (mlkem.keys(complaint.mlkem_seed)[0] if complaint.mlkem_seed else b"") != own[32:]:
+        if not mine or not other or not standards.is_multiple(shared) or not seeded:
             return False
         sides = ((standards.BASE_8, mine), (other, standards.eightfold(shared)))
-        nonces = [standards.minus(standards.multiple(s, base), standards.multiple(e, result)) for base, result in sides]
-        return self.challenge(complaint, (own, accused), nonces) == complaint.proof[:32]
+        return standards.holds(complaint.proof, partial(self.challenge, complaint, (own, accused)), *sides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import struct
+from collections.abc import Callable
 
 from nacl import bindings
 from nacl.exceptions import CryptoError
@@ -114,17 +115,6 @@ def multiple(number: int, point: bytes) -> bytes:
     return bindings.crypto_scalarmult_ed25519_noclamp(number.to_bytes(32, "little"), point) if number else NEUTRAL
 
 
-def secret(private: bytes) -> int:
-    """What of B is the lifted public key: the clamped private key (RFC 7748, section 5) or its negative."""
-    a = int.from_bytes(private, "little") & 2**255 - 8 | 2**254
-    return -a if multiple(a, BASE)[31] >> 7 else a
-
-
-def minus(one: bytes, other: bytes) -> bytes:
-    """The difference of two points."""
-    return bindings.crypto_core_ed25519_sub(one, other)
-
-
 def is_multiple(point: bytes) -> bool:
     """Whether bytes encode a multiple of B that is not neutral."""
     return bindings.crypto_core_ed25519_is_valid_point(point)
@@ -133,3 +123,21 @@ def is_multiple(point: bytes) -> bool:
 def montgomery(point: bytes) -> bytes:
     """The u-coordinate of a multiple of B that is not neutral, RFC 7748, section 4.1."""
     return bindings.crypto_sign_ed25519_pk_to_curve25519(point)
+
+
+def factor(private: bytes) -> int:
+    """The multiple of B that the point with even x over a public key is, from its clamped private key."""
+    a = int.from_bytes(private, "little") & 2**255 - 8 | 2**254
+    return -a if multiple(a, BASE)[31] >> 7 else a
+
+
+def prove(k: int, e: bytes, private: bytes) -> bytes:
+    """A proof of Schnorr's (as in RFC 8235, but for the sign) of a hash e, with which the nonce k went."""
+    return e + ((k + int.from_bytes(e, "little") * factor(private)) % ORDER).to_bytes(32, "little")
+
+
+def holds(proof: bytes, hashed: Callable[..., bytes], *sides: tuple[bytes, bytes]) -> bool:
+    """Whether a proof is right; `hashed` gives e for the nonce's multiples, `sides` are each base and its multiple."""
+    e, s = (int.from_bytes(part, "little") for part in (proof[:32], proof[32:]))
+    nonces = [bindings.crypto_core_ed25519_sub(multiple(s, base), multiple(e, result)) for base, result in sides]
+    return s < ORDER and hashed(*nonces) == proof[:32]

@@ -42,7 +42,7 @@ from fedcore.secagg import (
     complaint,
     dealing,
 )
-from fedcore.secagg.crypto import schedule, shamir
+from fedcore.secagg.crypto import possession, schedule, shamir
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.domain import Usage, derive, statement, tagged_hash
 from fedcore.secagg.crypto.tree import Tree, root_of
@@ -139,8 +139,21 @@ def sharings() -> Iterator[Case]:
             yield Case("rebuild", f"sharing {k}", rebuilder.rebuild(some, secret.__eq__), secret)
 
 
+def possessions() -> Iterator[Case]:
+    """What the owner of a pair makes, where nothing is altered; and whether it holds."""
+    for entry in load()["possessions"]:
+        context, public, proof = (raw(entry[key]) for key in ("ctx", "public", "proof"))
+        owner, name = entry["id"], possession.PairName(entry["part"])
+        what = entry.get("changed", f"{name} of client {owner}")
+        yield Case("holds", what, possession.holds(public, proof, context, owner, name), entry["holds"])
+        if "changed" not in entry:
+            pair = KeyPair.from_root(Agreement.X25519, Secret(raw(entry["root"])))
+            yield Case("proof", what, possession.prove(pair, context, owner, name), proof)
+
+
 PARTS: dict[str, Callable[[], Iterator[Case]]] = {
-    "statements": statements, "streams": streams, "trees": trees, "orders": orders, "sharings": sharings
+    "statements": statements, "streams": streams, "trees": trees, "orders": orders, "sharings": sharings,
+    "possessions": possessions,
 }  # fmt: skip
 
 
@@ -194,7 +207,7 @@ class Replay:
 
     def key_shares(self, i: int) -> KeyShares:
         entry = self.record["key_shares"][str(i)]
-        fields = (raw(entry[key]) for key in ("commitment", "own", "shares", "pair_secrets", "signature"))
+        fields = (raw(entry[key]) for key in ("commitment", "own", "shares", "pair_secrets", "signature", "possession"))
         return KeyShares(i, *fields)
 
     def delivery(self, i: int) -> ShareDelivery:
@@ -292,6 +305,7 @@ class Replay:
                 self._case(f"secret of client {i} for {v}", answer.pair_secrets[v], expected.pair_secrets[v])
             self._case(f"signature of client {i} over its dealing", answer.signature, expected.signature)
         self._case(f"own commitments of client {i}", answer.own_commitments, expected.own_commitments)
+        self._case(f"proofs of possession of client {i}", answer.possession, expected.possession)
         leaves = self._raw("dealings")[i]
         self._case(f"dealing of client {i}", dealing.dealing_tree(expected, self.graph).root, Tree(leaves).root)
         self._case_of_sharing(i)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def parameters(vector: dict[str, Any]) -> p.Parameters:
     return p.Parameters(**values | {name: bytes.fromhex(values[name]) for name in names})
 
 
-def key_shares(client_id: int, vector: dict[str, Any], possession: bytes) -> m.KeyShares:
+def key_shares(client_id: int, vector: dict[str, Any]) -> m.KeyShares:
     return m.KeyShares(
         client_id,
         bytes.fromhex(vector["commitment"]),
@@ -51,7 +52,7 @@ def key_shares(client_id: int, vector: dict[str, Any], possession: bytes) -> m.K
         unhex(vector["shares"]),
         unhex(vector["pair_secrets"]),
         bytes.fromhex(vector["signature"]),
-        possession,
+        bytes.fromhex(vector["possession"]),
     )
 
 
@@ -95,6 +96,14 @@ def test_sharing(vector: dict[str, Any]) -> None:
     assert p.rebuild(dict(enumerate(shares, 1)), t) == secret
 
 
+@pytest.mark.parametrize("vector", VECTORS["possessions"])
+def test_possession(vector: dict[str, Any]) -> None:
+    ctx, public, proof = (bytes.fromhex(vector[key]) for key in ("ctx", "public", "proof"))
+    client_id, part = vector["id"], vector["part"]
+    hashed, lifted = partial(p.digest, "possession", ctx, client_id, part, public), standards.lift_8(public)
+    assert (not lifted or standards.holds(proof, hashed, (standards.BASE_8, lifted))) == vector["holds"]
+
+
 class Replay:
     """A round of the vectors, each step compared."""
 
@@ -135,8 +144,7 @@ class Replay:
             assert cohorts[v].root().hex() == v3["tree_root"]
         for v in v3["present"]["share"]:
             on("client.share_keys", v, cohorts[v])
-            sent = self.clients[v].receive(cohorts[v])
-            vector = key_shares(v, v3["key_shares"][str(v)], sent.possession)
+            sent, vector = self.clients[v].receive(cohorts[v]), key_shares(v, v3["key_shares"][str(v)])
             assert self.clients[v].b.hex() == v3["self_secrets"][str(v)]
             assert self.clients[v].shares[v].hex() == v3["shares"][str(v)][str(v)]
             secrets = {str(u): secret.hex() for u, secret in self.clients[v].pair_secrets.items()}
