@@ -471,6 +471,8 @@ class MixedRound:
             if kind == "answer":
                 return
         kind, complaint = party.ask("complain", reason, delivery, dealing)
+        if kind == "answer" and refusal[1] == self.thief:
+            raise DisagreementError(f"{party.name}: both disclose what another than the dealer can use")
         if kind == "answer":
             party.ask("advertise")
             if self._maybe(0.5):
@@ -553,6 +555,7 @@ class MixedRound:
             self._stray()
         self.server.ask(f"close_{self.random.choice(STAGES)}")
         self._compare_faults()
+        self.tally["keys of others: convicted"] += self.server.pair[1].faults.get(self.thief) == "unsigned-dealing"
         return self.tally
 
     def _exchange(self) -> None:

@@ -273,6 +273,12 @@ def test_every_lie_is_refused_by_both_or_by_none() -> None:
     assert sum(name.startswith("refused: ") for name in tally) > 12
 
 
+def test_who_advertises_the_key_of_another_is_convicted_of_its_dealing() -> None:
+    tally = run_rounds(range(6001, 6031), lies=0.2)
+    assert tally["disagreements"] == 0
+    assert tally["keys of others"] >= tally["keys of others: convicted"] > 2
+
+
 def off_curve(public: bytes) -> bytes:
     """A key on the twist."""
     u = next(u for u in range(2, 100) if standards.lift_8(u.to_bytes(32, "little")) is None)
