@@ -55,6 +55,7 @@ def test_no_tool_of_the_developers_is_shipped() -> None:
     assert not tools & locked("requirements-extras.lock").keys()
     text = (ROOT / "docker" / "Dockerfile").read_text()
     assert "requirements-dev.lock" not in text
-    assert "--no-deps --require-hashes -r requirements-extras.lock\n" in text
+    assert "ARG LOCK=requirements-extras.lock\n" in text
+    assert '--no-deps --require-hashes -r "$LOCK"\n' in text
     assert re.search(r"ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert re.search(r"^COPY --chown=root:root examples /apps$", text, re.MULTILINE), "the user cannot write it"

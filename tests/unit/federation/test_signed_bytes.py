@@ -29,7 +29,7 @@ from fedcore.federation.roster import MALFORMED
 from fedcore.federation.transcript import Chain, SignedRecord, keys_of
 from fedcore.federation.transcript.legacy_encodings import signed_parts
 from fedcore.run.exchange import Signed, parameters_of
-from fedcore.secagg import ServerRound
+from fedcore.secagg import ServerRound, dealing
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec
 from fedcore.wire.forms import understands
@@ -133,11 +133,13 @@ def test_who_joined_by_an_earlier_version_is_admitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
-def test_what_clients_sent_to_an_open_exchange_is_what_they_signed(archive: Path) -> None:
+def test_what_clients_sent_to_an_open_exchange_is_what_they_signed(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The keys that each advertised, and what it dealt to each other one: the evidence if one of the two complains.
 
     Between the forms before numbers, which records do not hold, and those of today nobody can compute what was signed:
-    an upgraded server begins such an exchange again.
+    an upgraded server begins such an exchange again. Nor did clients of that time prove that they have their keys.
     """
     if not is_legacy(archive) and archive not in of_today():
         pytest.skip("written in forms that only records hold")
@@ -161,9 +163,14 @@ def test_what_clients_sent_to_an_open_exchange_is_what_they_signed(archive: Path
     server = ServerRound(parameters=parameters, roster=roster.keys)
     where = f"WHERE run = '{run}' AND exchange = {exchange} ORDER BY seq"
     receipts = rows(archive, f"SELECT step, client, body FROM receipts {where}")
+    if is_legacy(archive):
+        monkeypatch.setattr(dealing, "is_possessed", lambda *_: True)
     for step, form in (("advertisement", AdvertisementIn), ("key-shares", KeySharesIn)):
         for client, body in [
-            (client, form.model_validate_json(body)) for name, client, body in receipts if name == step
+            (client, form.model_validate({**added, **json.loads(body)}))
+            for name, client, body in receipts
+            if name == step
+            for added in ({"possession": bytes(128)} if step == "key-shares" and is_legacy(archive) else {},)
         ]:
             if isinstance(body, AdvertisementIn):
                 server.receive_advertisement(secagg_codec.advertisement_from_wire(client, body))

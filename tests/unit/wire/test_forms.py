@@ -17,7 +17,7 @@ from fedcore.wire.forms import WIRE, our_forms, our_version, refusal, understand
 from fedcore.wire.presence import JoinIn, JoinOut
 from fedcore.wire.tasks import Task
 
-FIELDS = {5: "75e95c58"}
+FIELDS = {6: "4696369c"}
 """WIRE -> SHA-256 over the names of the fields, cut short, of what both sides have to read alike, and over `TAGS`."""
 TAGS = (QUERY_ENCODING_TAG, RECORD_TAG, HEAD_TAG, PLACE_TAG, RING_TAG, PLACES_TAG, QUESTION_TAG)
 """Of what both sides sign or hash, as far as `our_forms` does not number them."""
