@@ -151,6 +151,8 @@ def assert_cox(answer: dict[str, Any], rows: pd.DataFrame, *, strata: bool = Fal
     assert answer["clients"] == SITES
 
 
+# Its optimizer says so if rounding keeps the gradient above 1e-11; what it found is compared all the same.
+@pytest.mark.filterwarnings("ignore:Maximum Likelihood optimization failed to converge")
 def test_random_effects_of_sites_are_those_of_mixed_lm(clinic: tuple[Deployment, pd.DataFrame]) -> None:
     deployment, rows = clinic
     words = ("--glm", "cost ~ age + C(sex)", "--family", "linear", "--site-effects", "random")
