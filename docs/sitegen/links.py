@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _LEAVING: Final = re.compile(
-    r"(?<!!)\[([^\]]*)\]\(((?:\.\./)+(?:benchmarks|examples|deploy|docker|tests)/[^)#]*\.\w+)(?:#[^)]*)?\)"
+    r"(?<!!)\[([^\]]*)\]\(((?:\.\./)+(?:benchmarks|examples|deploy|docker|proofs|tests)/[^)#]*\.\w+)(?:#[^)]*)?\)"
 )
 
 
