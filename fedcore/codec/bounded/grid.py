@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream
 from fedcore.codec.scaling.statistics import MagnitudeStatistics
 from fedcore.codec.update import write_delta
 from fedcore.errors import PeerError, UsageError
-from fedcore.state import ModelState, StateSink, TensorSpec, from_float
+from fedcore.state import Layout, ModelState, StateSink, TensorSpec, from_float
 
 LANE_BITS: Literal[32] = 32
 LANES: Final = 64 // LANE_BITS
@@ -40,6 +41,10 @@ class Grid(Protocol):
         """Number of values in the vector."""
 
     @property
+    def clip(self) -> float:
+        """L2 bound on the update."""
+
+    @property
     def norm_squared(self) -> int:
         """Largest squared norm of the rounded coordinates, in steps."""
 
@@ -52,8 +57,25 @@ class Grid(Protocol):
         """Size of one step, in units of the update."""
 
 
-def deltas(encoding: Grid, base: ModelState, local: ModelState) -> Iterator[NDArray[Any]]:
-    """The update, local - base, as float32; each block is overwritten by the next."""
+def update_blocks(encoding: Grid, layout: Layout, base: ModelState | None, local: ModelState | None) -> Blocks:
+    """The update, local - base, as float32; each block is overwritten by the next.
+
+    Raises EncodingError for a model of another layout, UsageError for none.
+    """
+    if base is None or local is None:
+        raise UsageError("this encoding carries an update; pass the global and the local state")
+    layout.check_same(base.layout, what="the global model")
+    layout.check_same(local.layout, what="the trained model")
+    return lambda: _deltas(encoding, base, local)
+
+
+def no_update(encoding: Grid) -> Iterator[NDArray[Any]]:
+    """Zeros for all coordinates but that of failures."""
+    values = encoding.coordinates - 1
+    return (np.zeros(min(BLOCK, values - start)) for start in range(0, values, BLOCK))
+
+
+def _deltas(encoding: Grid, base: ModelState, local: ModelState) -> Iterator[NDArray[Any]]:
     buffer = np.empty(BLOCK, np.float32)
     for index, spec in enumerate(encoding.floats):
         for start in range(0, spec.size, BLOCK):
@@ -62,13 +84,30 @@ def deltas(encoding: Grid, base: ModelState, local: ModelState) -> Iterator[NDAr
             yield buffer[: span.size]
 
 
-def norm_of(blocks: Blocks) -> float:
-    """L2 norm, in float64, which no sum of float32 squares overflows."""
+def clip_factor(encoding: Grid, blocks: Blocks) -> float:
+    """What brings an update within its bound: at most 1. The norm is of float64, so that no float32 overflows."""
     squares = 0.0
     for block in blocks():
         wide = block.astype(np.float64)
         squares += float(wide @ wide)
-    return math.sqrt(squares)
+    norm = math.sqrt(squares)
+    return encoding.clip / norm if norm > encoding.clip else 1.0
+
+
+def round_coordinates(
+    encoding: Grid,
+    lanes: NDArray[np.uint32],
+    blocks: Blocks,
+    factor: float,
+    *,
+    failed: bool,
+    randomness: Callable[[int], bytes],
+) -> None:
+    """Write `blocks` times `factor`, and behind them the coordinate of failures, as signed steps into the lanes."""
+    last = np.full(1, encoding.clip if failed else 0.0)
+    round_within_norm(
+        encoding, lanes.view(np.int32), lambda: chain(blocks(), (last,)), factor / encoding.step, randomness
+    )
 
 
 def round_within_norm(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +13,20 @@ from fedcore.codec.bounded.grid import (
     LANE_BITS,
     Blocks,
     check_lanes,
-    deltas,
+    clip_factor,
     fill_mean,
     no_statistics,
-    norm_of,
-    round_within_norm,
+    no_update,
+    round_coordinates,
     total,
+    update_blocks,
 )
 from fedcore.codec.bounded.parameters import BoundedEncoding
 from fedcore.codec.decoder import Decoded, check_sum, filled
 from fedcore.codec.encoder import Encoded, check_out
 from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.metrics import MetricValue
-from fedcore.codec.privacy import BLOCK
-from fedcore.errors import NothingContributed, UsageError
+from fedcore.errors import NothingContributed
 from fedcore.state import ModelState
 
 
@@ -51,17 +49,9 @@ def encode_bounded(
     `examples`; one thread does the work, and words go to the `device` when they are done. Raises EncodingError, naming
     the tensor, for what is not finite or does not match the layout.
     """
-    if base is None or local is None:
-        raise UsageError("this encoding carries an update; pass the global and the local state")
-    encoding.layout.check_same(base.layout, what="the global model")
-    encoding.layout.check_same(local.layout, what="the trained model")
-
-    def blocks() -> Iterator[NDArray[Any]]:
-        return deltas(encoding, base, local)
-
-    norm = norm_of(blocks)
-    shrink = encoding.clip / norm if norm > encoding.clip else 1.0
-    words = _rounded(encoding, blocks, shrink * factor, failed=0.0, randomness=randomness, out=out)
+    blocks = update_blocks(encoding, encoding.layout, base, local)
+    shrink = clip_factor(encoding, blocks)
+    words = _rounded(encoding, blocks, shrink * factor, failed=False, randomness=randomness, out=out)
     return Encoded(words=words, clipped=0, shrunk=shrink < 1, overflowed=False).loaded(device)
 
 
@@ -73,12 +63,8 @@ def encode_nothing_bounded(
     device: DeviceVector | None = None,
 ) -> Encoded:
     """What a client sends that contributes nothing: zeros, and the bound in the coordinate of failures."""
-
-    def blocks() -> Iterator[NDArray[Any]]:
-        values = encoding.coordinates - 1
-        return (np.zeros(min(BLOCK, values - start)) for start in range(0, values, BLOCK))
-
-    words = _rounded(encoding, blocks, 1.0, failed=encoding.clip, randomness=randomness, out=out)
+    blocks = partial(no_update, encoding)
+    words = _rounded(encoding, blocks, 1.0, failed=True, randomness=randomness, out=out)
     return Encoded(words=words, clipped=0, shrunk=False, overflowed=False).loaded(device)
 
 
@@ -144,7 +130,7 @@ def _rounded(
     blocks: Blocks,
     factor: float,
     *,
-    failed: float,
+    failed: bool,
     randomness: Callable[[int], bytes],
     out: NDArray[np.uint64] | None,
 ) -> NDArray[np.uint64]:
@@ -152,11 +138,7 @@ def _rounded(
     words = check_out(encoding, out)
     words.fill(0)
     lanes = words[: encoding.packed_words].view(np.uint32)[: encoding.coordinates]
-
-    def all_blocks() -> Iterator[NDArray[Any]]:
-        return chain(blocks(), (np.full(1, failed),))
-
-    round_within_norm(encoding, lanes.view(np.int32), all_blocks, factor / encoding.step, randomness)
+    round_coordinates(encoding, lanes, blocks, factor, failed=failed, randomness=randomness)
     lanes += np.uint32(encoding.offset)
     pads_of(encoding, words)[:] = np.frombuffer(randomness(encoding.projections * 8), np.uint64)
     return words

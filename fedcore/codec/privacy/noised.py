@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +14,13 @@ from numpy.typing import NDArray
 from fedcore.codec.bounded.grid import (
     Blocks,
     check_lanes,
-    deltas,
+    clip_factor,
     fill_mean,
     no_statistics,
-    norm_of,
-    round_within_norm,
+    no_update,
+    round_coordinates,
     total,
+    update_blocks,
 )
 from fedcore.codec.decoder import Decoded, check_sum, filled
 from fedcore.codec.encoder import Encoded, check_out
@@ -63,22 +62,11 @@ def encode_noised(
     if encoding.layout is None:
         _, values = flat_metrics(encoding.settings, metrics, expected=encoding.metrics)
         vector = _bounded(encoding, values)
-        norm = 0.0
-
-        def blocks() -> Iterator[NDArray[Any]]:
-            return iter((vector,))
+        blocks, shrink = _one_block(vector), 1.0
     else:
-        if base is None or local is None:
-            raise UsageError("this encoding carries an update; pass the global and the local state")
-        encoding.layout.check_same(base.layout, what="the global model")
-        encoding.layout.check_same(local.layout, what="the trained model")
-
-        def blocks() -> Iterator[NDArray[Any]]:
-            return deltas(encoding, base, local)
-
-        norm = norm_of(blocks)
-    shrink = encoding.clip / norm if norm > encoding.clip else 1.0
-    words = _noised(encoding, blocks, shrink, failed=0.0, randomness=randomness, out=out)
+        blocks = update_blocks(encoding, encoding.layout, base, local)
+        shrink = clip_factor(encoding, blocks)
+    words = _noised(encoding, blocks, shrink, failed=False, randomness=randomness, out=out)
     return Encoded(words=words, clipped=0, shrunk=shrink < 1, overflowed=False).loaded(device)
 
 
@@ -90,12 +78,8 @@ def encode_nothing_noised(
     device: DeviceVector | None = None,
 ) -> Encoded:
     """What a client sends that contributes nothing: zeros, the bound in the coordinate of failures, and its noise."""
-
-    def blocks() -> Iterator[NDArray[Any]]:
-        values = encoding.coordinates - 1
-        return (np.zeros(min(BLOCK, values - start)) for start in range(0, values, BLOCK))
-
-    words = _noised(encoding, blocks, 1.0, failed=encoding.clip, randomness=randomness, out=out)
+    blocks = partial(no_update, encoding)
+    words = _noised(encoding, blocks, 1.0, failed=True, randomness=randomness, out=out)
     return Encoded(words=words, clipped=0, shrunk=False, overflowed=False).loaded(device)
 
 
@@ -146,7 +130,7 @@ def _noised(
     blocks: Blocks,
     shrink: float,
     *,
-    failed: float,
+    failed: bool,
     randomness: Callable[[int], bytes],
     out: NDArray[np.uint64] | None,
 ) -> NDArray[np.uint64]:
@@ -154,11 +138,7 @@ def _noised(
     words = check_out(encoding, out)
     words.fill(0)
     lanes = words.view(np.uint32)[: encoding.coordinates]
-
-    def all_blocks() -> Iterator[NDArray[Any]]:
-        return chain(blocks(), (np.full(1, failed),))
-
-    round_within_norm(encoding, lanes.view(np.int32), all_blocks, shrink / encoding.step, randomness)
+    round_coordinates(encoding, lanes, blocks, shrink, failed=failed, randomness=randomness)
     _add_noise(encoding, lanes, randomness)
     return words
 
@@ -169,6 +149,10 @@ def _bounded(encoding: PrivateEncoding, values: Sequence[Fraction]) -> NDArray[n
     np.clip(vector, -encoding.clip, encoding.clip, out=vector)
     vector /= math.sqrt(max(len(values), 1))
     return vector
+
+
+def _one_block(vector: NDArray[np.float64]) -> Blocks:
+    return lambda: iter((vector,))
 
 
 def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness: Callable[[int], bytes]) -> None:

@@ -24,8 +24,8 @@ from fedcore.codec import (
     private_encoding,
     release_of,
 )
+from fedcore.codec.bounded.grid import round_within_norm
 from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream, accounting, noise_bound
-from fedcore.codec.privacy.noised import round_within_norm
 from fedcore.errors import EncodingError, NothingContributed, PeerError, UsageError
 from fedcore.state import ModelState
 
