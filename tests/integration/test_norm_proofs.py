@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from support.deployment import Deployment
 
-UNEVEN = Path(__file__).parents[1] / "apps" / "uneven"
 SITES, CLIP, PUSH = 4, 2.0, 1e6
-
-
-@pytest.fixture
-def uneven(tmp_path: Path) -> Iterator[Deployment]:
-    with Deployment.open(tmp_path) as deployment:
-        deployment.app = UNEVEN
-        deployment.start()
-        yield deployment
 
 
 def expected(weight: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -18,15 +18,6 @@ LARGE = {"large_round": 3, "large_site": 3, "large_by": 1e4}
 
 
 @pytest.fixture
-def uneven(tmp_path: Path) -> Iterator[Deployment]:
-    """Four clients with 1, 4, 16 and 64 examples."""
-    with Deployment.open(tmp_path) as deployment:
-        deployment.app = UNEVEN
-        deployment.start()
-        yield deployment
-
-
-@pytest.fixture
 def runs() -> Iterator[Path]:
     """A folder that a confined app may write to."""
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fedcore-runs-"))
