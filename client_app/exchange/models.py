@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from client_app.http.transport import Transport
+from fedcore.codec import apply_change, is_change
 from fedcore.errors import EncodingError, FedcoreError, PeerError, ProtocolViolation
 from fedcore.federation.admission import checks
 from fedcore.state import ModelState, add_difference, sha256_file
@@ -65,10 +66,11 @@ class Models:
         self._keep_only(sha256)
 
     def _add(self, base: Path, difference: Path, sha256: str) -> bool:
-        """Apply a difference to the model that is here; whether the result is the announced one."""
+        """Apply a difference or a change to the model that is here; whether the result is the announced one."""
         made = self.folder / f"{_INCOMING}{_SUFFIX}"
         try:
-            add_difference(ModelState.open(base), ModelState.open(difference), made)
+            came = ModelState.open(difference)
+            (apply_change if is_change(came) else add_difference)(ModelState.open(base), came, made)
         except (PeerError, EncodingError):
             return False
         if sha256_file(made) != sha256:  # what was here may be damaged

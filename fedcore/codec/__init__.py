@@ -16,7 +16,8 @@ docs/adr/0014).
 `ScaleTrack` fixes the public parameters of each exchange, every client calls `encode`, or
 `encode_nothing` if its own work failed, and the server calls `decode` on the sum. `encoding` describes the words.
 With differential privacy the parameters are those of `private_encoding`, and noise goes into the words of each client
-(`private`, `noised`); with norm proofs they are those of `bounded_encoding`.
+(`private`, `noised`); with norm proofs they are those of `bounded_encoding`. `write_change` keeps of a sum what a
+client that has the base makes the mean of, in fewer bytes than the mean has (`means.change`).
 
 What must hold: both sides derive the same parameters, whose hash goes into the protocol's ctx;
 whatever honest clients send decodes to within the proven error; a sum that no honest clients can have made raises
@@ -34,6 +35,7 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.encodings import AnyEncoding, release_of
 from fedcore.codec.gpu.device import DeviceVector, device_serves_from, open_vector
 from fedcore.codec.locks import MOST_FAILURES
+from fedcore.codec.means.change import apply_change, is_change, write_change
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.names import MetricName
 from fedcore.codec.privacy.parameters import PrivateEncoding, private_encoding
@@ -59,6 +61,7 @@ __all__ = [
     "PrivateEncoding",
     "ScaleMemory",
     "ScaleTrack",
+    "apply_change",
     "auto_field_bits",
     "bounded_encoding",
     "check_scales",
@@ -67,6 +70,7 @@ __all__ = [
     "encode",
     "encode_nothing",
     "first_encoding",
+    "is_change",
     "is_first",
     "joined",
     "open_vector",
@@ -76,4 +80,5 @@ __all__ = [
     "rotation_seed",
     "steps_of",
     "summed_steps",
+    "write_change",
 ]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.encodings import AnyEncoding
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
-from fedcore.codec.mean import WeightedMean
+from fedcore.codec.means.mean import WeightedMean
 from fedcore.codec.metrics import decode_metrics, join_metrics, lost_share
 from fedcore.codec.names import MetricName, names_from_sum
 from fedcore.codec.scaling.statistics import MagnitudeStatistics, read_statistics

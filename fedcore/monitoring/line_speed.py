@@ -18,6 +18,9 @@ LESS_OR_LONGER: Final = (
     "download-bits = 16 downloads, and adapters (LoRA) both"
 )
 """What helps if a transfer does not fit into its time."""
+CHANGES_BELOW: Final = 25e6
+"""Bytes a second at which a model and a change of half its bytes (`fedcore.codec.means.change`) take a client as long,
+since it has to decode the change."""
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)", re.IGNORECASE)
 _FACTORS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -83,6 +86,11 @@ class LineSpeed:
             up=self.up or other.up,
             round_trip=self.round_trip or other.round_trip,
         )
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a change to a model is there sooner than the model."""
+        return any(speed is not None and speed < CHANGES_BELOW for speed in (self.down, self.up))
 
     def __str__(self) -> str:
         named = ((self.down, "down"), (self.up, "up"))

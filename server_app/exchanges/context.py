@@ -19,7 +19,7 @@ from server_app.services import Services
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A model as its difference to another (`fedcore.state.difference`).
+    """A model as its difference to another (`fedcore.state.difference`), or as a change (`fedcore.codec.means.change`).
 
     base
         SHA-256 of the file of the other model.
@@ -43,6 +43,7 @@ class ExchangeContext:
     extra: what else the caller needs to rebuild the exchange.
     difference: the model for clients that have the one before.
     base: model to which the mean of the changes is added; None for `model` itself.
+    change: where the change that the sum makes to `model` goes; None if nobody would gain from it.
     """
 
     services: Services
@@ -55,6 +56,7 @@ class ExchangeContext:
     extra: Mapping[str, Any] | None = None
     difference: Difference | None = None
     base: Path | None = None
+    change: Path | None = None
 
     @property
     def key(self) -> str:

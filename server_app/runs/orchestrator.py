@@ -235,6 +235,8 @@ class RunOrchestrator:
             return JournaledReply(exchange=await self._buffered.exchange(secure, self._journal.trained))
         if settings.groups > 1 and trains:
             return JournaledReply(groups=await self._grouped.exchange(secure))
+        if trains and sent is not None and self._run.clients.slow_lines.any_slow(request.nodes):
+            secure = replace(secure, change=await self._downloads.change_file(sent))
         return JournaledReply(exchange=await self._secure.exchange(secure))
 
     async def _plain_exchange(self, call: PlainExchangeCall, files: Mapping[str, _AppFile]) -> JournaledReply:
@@ -276,6 +278,7 @@ class RunOrchestrator:
         end = ExchangeOutcome.from_json(row.result)
         if end.total is not None and end.total.mean is not None:
             self._means = {end.total.mean_sha256: end.total.mean}
+            self._downloads.note_mean(end.total.mean_sha256)
         if exchange not in self._run.led:
             try:
                 await check_files(end, services.objects, exchange)

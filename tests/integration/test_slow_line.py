@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
 from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, wait_until
 from support.slow_line import Line
 
@@ -17,6 +20,8 @@ from fedcore.federation import OperatorKit
 NOOP = Path(__file__).parents[2] / "benchmarks" / "apps" / "noop"
 PARAMETERS = 600_000
 MODEL_BYTES = 4 * PARAMETERS
+STEP = np.float32(0.002)
+"""By which the model moves in a round: each client adds its own constant, 0.001, 0.002 and 0.003."""
 
 
 @contextlib.contextmanager
@@ -113,3 +118,27 @@ def test_a_line_that_cannot_carry_an_upload_in_time_costs_one_round(tmp_path: Pa
     assert [len(exchange["cohort"]) for exchange in ended.of("exchange")] == [4, 3, 3]
     assert slow["rests"]
     assert 0.2 * rate < slow["up_speed"] < 2 * rate
+
+
+@pytest.mark.parametrize("upload", [1.0, 0.25])
+def test_a_mean_goes_down_a_slow_line_in_as_few_bytes_as_its_sum(tmp_path: Path, upload: float) -> None:
+    """From the third round on: the fields of the first sum are as wide as the model. All clients have the same bits."""
+    fewer = {"field-bits": "auto", "upload-fraction": upload} if upload < 1 else {}
+    settings = {"min-clients": 3, **fewer}
+    with over_a_line(tmp_path, ["client-1"], up=MODEL_BYTES, down=MODEL_BYTES) as (made, _):
+        ended = made.submit(settings=settings, num_server_rounds=4, min_nodes=3, parameters=PARAMETERS).finish()
+    assert ended.status == 0, ended.stderr
+    down = [one["bytes_down"]["client-1"] / PARAMETERS for one in ended.of("exchange-done")]
+    up = [one["bytes_up"]["client-1"] / PARAMETERS for one in ended.of("exchange-done")]
+    assert all(received < sent + 0.1 < 2.2 for received, sent in zip(down[2:], up[2:], strict=True)), (down, up)
+    for name, values in ended.arrays().items():
+        moved = values - start()[name]
+        if upload == 1:
+            np.testing.assert_allclose(moved, 4 * STEP, atol=1e-5)
+        np.testing.assert_allclose(moved.mean(), 4 * STEP, rtol=0.1)
+
+
+def start() -> dict[str, NDArray[np.float32]]:
+    """The model that the app begins with."""
+    parts = np.array_split(np.random.default_rng(0).standard_normal(PARAMETERS, dtype=np.float32), 10)
+    return {f"block{number}": part for number, part in enumerate(parts)}

@@ -28,11 +28,17 @@ from server_app.storage.tables import ExchangeRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureRequest:
-    """One exchange that the ServerApp asks for. step: of the journal. sent: the model, as clients get it."""
+    """One exchange that the ServerApp asks for.
+
+    step: of the journal.
+    sent: the model, as clients get it.
+    change: where the change that the sum makes to it goes, if it is asked for.
+    """
 
     step: int
     exchange: ExchangeRequest
     sent: SentModel | None
+    change: Path | None = None
 
     @property
     def model(self) -> Path | None:
@@ -137,6 +143,7 @@ class SecureExchanges:
             model=request.model,
             difference=request.sent.difference if request.sent is not None else None,
             base=request.sent.base if request.sent is not None else None,
+            change=request.change,
             add_event=run.event_log.add,
             step=request.step,
             enough=0 if task.group or task.buffer else run.clients.enough(request.exchange.nodes, task.message_type),

@@ -56,6 +56,10 @@ class SlowLines:
         """What a client of an exchange transfers that downloads so many bytes."""
         return Sizes(down=model, up=(self._update or model) if is_training(message_type) else 0)
 
+    def any_slow(self, clients: Iterable[int]) -> bool:
+        """Whether one of the clients gets a change to a model sooner than the model."""
+        return any(self.services.lines.speed(one).is_slow for one in clients)
+
     def too_slow(self, clients: Iterable[int], sizes: Sizes) -> frozenset[int]:
         """Those of the clients that are asked only if too few others are there."""
         return frozenset(one for one in clients if self._verdict(self._time(one, sizes)) is LineVerdict.TOO_SLOW)

@@ -1,4 +1,8 @@
-"""The files that clients of a run fetch: the models of `fedcore.run.engine.downloads`, and differences to them."""
+"""The files that clients of a run fetch: the models of `fedcore.run.engine.downloads`, and differences to them.
+
+Where a model is the mean that the last exchange gave, clients that have the model before can have the change that led
+from it (`fedcore.codec.means.change`): it is the same model, to the bit, in fewer bytes.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +50,16 @@ class ModelDownloads:
         self._files = files
         self._bits = bits
         self._chain = ModelChain[SentModel]()
+        self._change: Difference | None = None
+        """That of the last exchange which was to make one."""
+        self._mean = ""
+        """SHA-256 of the mean that it makes."""
 
     async def send(self, model: Path, announced: ModelRef) -> SentModel:
         """What clients get of a model that the app handed over; for the same model the same again."""
         if self._bits == 32:
-            return SentModel(path=model, reference=announced)
+            change = self._change if announced.sha256 == self._mean else None
+            return SentModel(path=model, reference=announced, difference=change)
 
         async def make(last: SentModel | None) -> SentModel:
             difference, copy = await self._files.sent_files(model)
@@ -61,6 +70,19 @@ class ModelDownloads:
             return sent
 
         return replace(await self._chain.send(announced.sha256, make), base=model)
+
+    async def change_file(self, sent: SentModel) -> Path | None:
+        """Where the change that an exchange makes to a model goes; None if clients get differences in any case."""
+        if self._bits != 32:
+            return None
+        self._mean, self._change = "", Difference(base=sent.reference.sha256, path=self._files.change_file())
+        await self._files.keep_sent(*([sent.difference.path] if sent.difference is not None else []))
+        return self._change.path
+
+    def note_mean(self, sha256: str) -> None:
+        """The mean that the last exchange gave: where a model is the same to the bit, its change takes its place."""
+        if self._change is not None and not self._mean and self._change.path.exists():
+            self._mean = sha256
 
 
 def _write(base: Path, model: Path, difference: Path, copy: Path) -> bool:

@@ -142,6 +142,10 @@ class RunFiles:
         await asyncio.to_thread(link, model, folder / name)
         return folder / f"{name}.difference", folder / name
 
+    def change_file(self) -> Path:
+        """A new place for a change to a model, in the same folder."""
+        return self._folder / _SENT / f"{secrets.token_hex(8)}.change"
+
     async def keep_sent(self, *paths: Path) -> None:
         """Remove all from that folder but these, once what clients get is made of the model before."""
         await self.remove([path for path in (self._folder / _SENT).iterdir() if path not in paths])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from client_app.exchange.models import Models
+from fedcore.codec import CodecSettings, Encoding, decode, encode, write_change
 from fedcore.errors import ProtocolViolation
 from fedcore.state import ModelState, sha256_file, write_difference
 from fedcore.wire.tasks import ModelRef
@@ -33,16 +35,30 @@ class Line:
         return False
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> dict[str, Any]:
+@pytest.fixture(params=["difference", "change"])
+def made(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     rng = np.random.default_rng(1)
-    old = rng.standard_normal(3000).astype(np.float32)
+    old = rng.standard_normal(60_000).astype(np.float32)
     for name, array in {"old": old, "new": old + np.float32(0.1)}.items():
         ModelState.from_arrays({"w": array}).save(tmp_path / name)
     states = ModelState.open(tmp_path / "old"), ModelState.open(tmp_path / "new")
-    write_difference(*states, tmp_path / "difference", tmp_path / "sent")
+    if request.param == "difference":
+        write_difference(*states, tmp_path / "difference", tmp_path / "sent")
+    else:
+        write_sum(*states, tmp_path / "difference", tmp_path / "sent")
     (tmp_path / "models").mkdir()
     return {name: tmp_path / name for name in ("old", "sent", "difference")}
+
+
+def write_sum(base: ModelState, local: ModelState, change: Path, sent: Path) -> None:
+    """The mean of one client's update, and the change that it makes."""
+    encoding = Encoding(
+        settings=CodecSettings(w_max=1), layout=base.layout, n_max=1, field_bits=16, scales=(1.0,), metrics=()
+    )
+    words = encode(encoding, base=base, local=local, examples=1, metrics={}, randomness=os.urandom).words
+    decoded = decode(encoding, words, survivors=1, base=base, out_path=sent)
+    assert decoded.state is not None
+    assert write_change(encoding, words, decoded.state, change, survivors=1, examples=1)
 
 
 def reference(path: Path) -> ModelRef:

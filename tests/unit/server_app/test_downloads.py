@@ -78,3 +78,44 @@ async def test_without_the_setting_nothing_is_made(tmp_path: Path) -> None:
     told = SimpleNamespace()  # no files are touched
     sent = await ModelDownloads(told, 32).send(one, await reference(one))  # type: ignore[arg-type]
     assert (sent.path, sent.base, sent.difference) == (one, None, None)
+
+
+async def test_a_mean_goes_as_its_change(tmp_path: Path) -> None:
+    files, (first, second, third) = run_files(tmp_path), models(tmp_path, 3)
+    downloads = ModelDownloads(files, 32)
+    for before, mean in ((first, second), (second, third)):
+        sent = await downloads.send(before, await reference(before))
+        path = await downloads.change_file(sent)
+        assert path is not None
+        path.write_bytes(b"a change")
+        downloads.note_mean(sha256_file(mean))
+        following = await downloads.send(mean, await reference(mean))
+        assert (following.path, following.base) == (mean, None)
+        assert following.difference is not None
+        assert (following.difference.base, following.difference.path) == (sha256_file(before), path)
+        assert await downloads.send(mean, await reference(mean)) == following, "to be evaluated, and to train from"
+        there = {one.difference.path for one in (sent, following) if one.difference is not None}
+        assert set((tmp_path / "run" / "sent").iterdir()) == there, "changes that nobody fetches any more are gone"
+
+
+async def test_a_model_that_is_no_mean_goes_whole(tmp_path: Path) -> None:
+    files, (first, mean, other) = run_files(tmp_path), models(tmp_path, 3)
+    downloads = ModelDownloads(files, 32)
+    path = await downloads.change_file(await downloads.send(first, await reference(first)))
+    assert path is not None
+    path.write_bytes(b"a change")
+    downloads.note_mean(sha256_file(mean))
+    assert (await downloads.send(other, await reference(other))).difference is None
+
+
+async def test_a_change_that_was_not_made_is_not_sent(tmp_path: Path) -> None:
+    files, (first, mean) = run_files(tmp_path), models(tmp_path, 2)
+    downloads = ModelDownloads(files, 32)
+    await downloads.change_file(await downloads.send(first, await reference(first)))
+    downloads.note_mean(sha256_file(mean))
+    assert (await downloads.send(mean, await reference(mean))).difference is None
+
+
+async def test_where_clients_get_differences_there_are_no_changes(tmp_path: Path) -> None:
+    downloads, (first,) = ModelDownloads(run_files(tmp_path), 16), models(tmp_path, 1)
+    assert await downloads.change_file(await downloads.send(first, await reference(first))) is None

@@ -53,21 +53,20 @@ class WeightedMean:
         encoding, base = self.encoding, self.base
         for part in encoding.field_sections:
             packed = self.words[encoding.sections[part.name]]
-            sums = _Sums.of(encoding, part, packed, self.survivors, self.examples)
-            if part.sent_share is None:
-                self._note(sums, _decode_floats(sums, base, sink, self.threads, self.releases))
-            else:
-                _decode_rotated(sums, encoding.rotation, base, sink, self.releases)
+            sums = Sums.of(encoding, part, packed, self.survivors, self.examples)
+            self._note(sums, sums.write_tensors(base, sink, threads=self.threads, releases=self.releases))
         integers = self.words[encoding.sections["integers"]]
         self.rounded = decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
         self._check_rounding()
 
-    def _note(self, sums: _Sums, changes: Sequence[tuple[TensorSpec, Change]]) -> None:
+    def _note(self, sums: Sums, changes: Sequence[tuple[TensorSpec, Change]]) -> None:
         """By how much each tensor of a section changed.
 
         Args:
-            changes: of each of its spans.
+            changes: of each of its spans; of a rotated one nothing.
         """
+        if sums.part.sent_share is not None:
+            return
         parts: dict[str, list[Change]] = {}
         for spec, moved in changes:
             parts.setdefault(spec.name, []).append(moved)
@@ -98,22 +97,24 @@ class WeightedMean:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class Sums:
     """The sums of the fields of one section.
 
     offset: that of an update of zeros.
     units: of a field, by tensor.
+    rotation: seed, of a section that was rotated.
     """
 
     part: FieldSection
     packed: NDArray[np.uint64]
     offset: int
     units: tuple[float, ...]
+    rotation: str
 
     @classmethod
     def of(
         cls, encoding: Encoding, part: FieldSection, packed: NDArray[np.uint64], survivors: int, examples: int
-    ) -> _Sums:
+    ) -> Sums:
         """Raises PeerError if the section's padding holds anything."""
         stray = padding(packed, part.field_bits, part.fields)
         if part.fraction_bits:
@@ -121,7 +122,16 @@ class _Sums:
         if stray:
             raise PeerError("the padding of the sum is not zero: a client sent a malformed update", check="padding")
         units = (scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales)
-        return cls(part, packed, survivors * part.levels, tuple(units))
+        return cls(part, packed, survivors * part.levels, tuple(units), encoding.rotation)
+
+    def write_tensors(
+        self, base: ModelState, sink: StateSink, *, threads: int, releases: Releases = ()
+    ) -> list[tuple[TensorSpec, Change]]:
+        """Write base + mean of the section's tensors; by how much each of its spans changed, if it was not rotated."""
+        if self.part.sent_share is None:
+            return _decode_floats(self, base, sink, threads, releases)
+        _decode_rotated(self, base, sink, releases)
+        return []
 
     def read(self, spec: TensorSpec, position: int, count: int, out: NDArray[np.float64]) -> None:
         """Write the first of `count` fields, less the offset, to `out`; raises PeerError for what cannot be a sum.
@@ -153,7 +163,7 @@ class _Sums:
 
 
 def _decode_floats(
-    sums: _Sums, base: ModelState, sink: StateSink, threads: int, release: Releases
+    sums: Sums, base: ModelState, sink: StateSink, threads: int, release: Releases
 ) -> list[tuple[TensorSpec, Change]]:
     """Write the tensors of a section; by how much each of its spans changed."""
 
@@ -183,14 +193,14 @@ def _decode_floats(
     return list(chain.from_iterable(for_each(blocks(sums.part), prepare, threads=threads)))
 
 
-def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink, release: Releases) -> None:
+def _decode_rotated(sums: Sums, base: ModelState, sink: StateSink, release: Releases) -> None:
     """The same for units that were rotated.
 
     Coordinates that were not sent count as zero, and the others as much more: so the expectation over subsets is right.
     """
 
     def prepare() -> Callable[[Unit], None]:
-        rotation, mean = Rotation(seed), np.empty(2 * UNIT, np.float64)
+        rotation, mean = Rotation(sums.rotation), np.empty(2 * UNIT, np.float64)
 
         def decode_unit(unit: Unit) -> None:
             values = mean[: unit.values]

@@ -1,0 +1,132 @@
+"""A model as the change that a cohort's sum makes to the one before it, exact and in fewer bytes.
+
+Where a strategy takes the mean of a round as it is, the next model is a function of the last one and of the fields of
+the sum, which have half the bits of float32 or fewer. A change has those of all large tensors, as they are in the sum,
+and all other tensors whole. Its receiver decodes it by the operations of the server, each of which IEEE 754 determines
+to the last bit, so the SHA-256 of what it makes is the one that was announced; another one shows a damaged base.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import StrictInt, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from fedcore.codec.encoding import Encoding
+from fedcore.codec.means.mean import Sums
+from fedcore.errors import EncodingError, PeerError
+from fedcore.state import FileSink, Layout, ModelState, TensorSpec
+from fedcore.system.plain_json import NO_OTHER_KEYS, from_plain, to_plain
+
+_TERMS: Final = "fedcore/terms"
+_FIELDS: Final = "fedcore/fields"
+_PACKED: Final = "packed"
+_MOST: Final = 0.75
+"""Of the bytes of the model: a change that is hardly smaller saves no time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=NO_OTHER_KEYS)
+class _Terms:
+    """What the fields mean: the encoding of the exchange, and how many clients and examples are in the sum."""
+
+    encoding: Encoding
+    survivors: StrictInt
+    examples: StrictInt
+
+    def __post_init__(self) -> None:
+        if self.examples < 1 or not 1 <= self.survivors <= self.encoding.n_max:
+            raise EncodingError("the sum of a change is none that a cohort can have", check="change-terms")
+
+
+_FORM: Final = TypeAdapter(_Terms)
+
+
+def write_change(
+    encoding: Encoding, words: NDArray[np.uint64], mean: ModelState, path: Path, *, survivors: int, examples: int
+) -> bool:
+    """Write the change that a sum makes, not durable; nothing, and False, unless it is clearly smaller than the model.
+
+    Raises StorageFull.
+
+    Args:
+        encoding: of the exchange.
+        words: `[encoding.words]`, the sum, of clients none of which failed.
+        mean: what it was decoded to.
+        path: of the file.
+        survivors: how many clients are in the sum.
+        examples: how many of theirs.
+    """
+    terms = json.dumps(to_plain(_FORM, _Terms(encoding=encoding, survivors=survivors, examples=examples)))
+    head = np.frombuffer(terms.encode(), np.uint8)
+    layout = _change_layout(encoding, head.size)
+    if layout is None or layout.nbytes > _MOST * mean.layout.nbytes:
+        return False
+    fields, packed = words[encoding.sections[_PACKED]], {spec.name for spec in _packed(encoding)}
+    with FileSink(path, layout, durable=False) as sink:
+        by_name = {spec.name: spec for spec in layout.specs}
+        sink.write(by_name[_TERMS], 0, head)
+        sink.write(by_name[_FIELDS], 0, fields)
+        for spec in mean.layout.specs:
+            if spec.name not in packed:
+                sink.write(spec, 0, mean[spec.name].reshape(-1))
+    return True
+
+
+def is_change(state: ModelState) -> bool:
+    """Whether a file that a server sent in place of a model is a change."""
+    return _TERMS in state
+
+
+def apply_change(base: ModelState, change: ModelState, path: Path) -> None:
+    """Write the model that a change makes of `base` to `path`, not durable.
+
+    Raises PeerError or EncodingError if it is no change to `base`; StorageFull.
+    """
+    terms = _terms_of(change)
+    encoding, layout = terms.encoding, base.layout
+    if encoding.layout != layout or change.layout != _change_layout(encoding, change[_TERMS].size):
+        raise PeerError("the change is none to a model of this layout")
+    packed = {spec.name for spec in _packed(encoding)}
+    (part,) = (section for section in encoding.field_sections if section.name == _PACKED)
+    sums = Sums.of(encoding, part, change[_FIELDS], terms.survivors, terms.examples)
+    with FileSink(path, layout, durable=False) as sink:
+        sums.write_tensors(base, sink, threads=1, releases=(base.release, change.release))
+        for spec in layout.specs:
+            if spec.name not in packed:
+                sink.write(spec, 0, change[spec.name].reshape(-1))
+
+
+def _terms_of(change: ModelState) -> _Terms:
+    try:
+        plain = json.loads(change[_TERMS].tobytes())
+    except (KeyError, ValueError):
+        raise PeerError("the change does not say what it means") from None
+    return from_plain(_FORM, plain, what="the change")
+
+
+def _packed(encoding: Encoding) -> tuple[TensorSpec, ...]:
+    """The tensors of which a change has fields."""
+    sections = (section for section in encoding.field_sections if section.name == _PACKED)
+    return tuple(spec for section in sections for _, spec in section.tensors)
+
+
+def _change_layout(encoding: Encoding, head: int) -> Layout | None:
+    """The tensors of a change; None if there can be none, since no tensor has fields.
+
+    Args:
+        head: bytes of its terms.
+    """
+    packed, layout = {spec.name for spec in _packed(encoding)}, encoding.layout
+    if layout is None or not packed or {_TERMS, _FIELDS} & {spec.name for spec in layout.specs}:
+        return None
+    section = encoding.sections[_PACKED]
+    own = (
+        TensorSpec(name=_TERMS, dtype="U8", shape=(head,)),
+        TensorSpec(name=_FIELDS, dtype="U64", shape=(section.stop - section.start,)),
+    )
+    return Layout(specs=(*own, *(spec for spec in layout.specs if spec.name not in packed)))
