@@ -99,7 +99,10 @@ def _round_times(
     trips = SECURE_TRIPS + KEY_TRIPS if settings.aggregation == "secure" else PLAIN_TRIPS
     model, up = facts["model_bytes"], facts["bytes_up"]
     first = RoundTime.of(line, down=model, up=facts.get("first_bytes_up", up), trips=trips)
-    later = RoundTime.of(line, down=model * settings.download_bits // 32, up=up, trips=trips)
+    down = model * settings.download_bits // 32
+    if line.is_slow and settings.download_bits == 32:
+        down = facts.get("change_bytes", model)
+    later = RoundTime.of(line, down=down, up=up, trips=trips)
     slowest = max(first.download, first.upload)
     if slowest > settings.transfer_seconds:
         findings.error(

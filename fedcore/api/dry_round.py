@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from fedcore.api.findings import Findings
-from fedcore.codec import AnyEncoding, decode, release_of
+from fedcore.codec import AnyEncoding, Encoding, change_bytes, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
 from fedcore.federation.admission.privacy import check_privacy
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.grid.grid import ExchangeBackend
+from fedcore.flower.serverside import ServerAppOutcome
 from fedcore.run.engine.attempts import Attempt
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.run.room import RoomNeeds
@@ -57,12 +58,26 @@ class DryRound(Simulation):
     _requests: Counter[str] = field(default_factory=Counter, init=False)
     _most_up: int = field(default=0, init=False)
     """Bytes of the largest upload."""
+    _mean: str = field(default="", init=False)
+    """SHA-256 of the mean that the strategy was given."""
+    _change_bytes: int | None = field(default=None, init=False)
+    """What clients get in its place on slow lines, in later rounds."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ExchangeBackend]:
         with super(DryRound, self).open() as backend:
             self._owners.agreed = replace(self._owners.agreed, run_config=self.run_config, settings=self.settings)
             yield backend
+
+    def run(self) -> ServerAppOutcome:
+        outcome = super(DryRound, self).run()
+        self._note_next(outcome.state)
+        return outcome
+
+    def _note_next(self, model: ModelState | None) -> None:
+        """Note what slow lines get in place of a model, if it is the mean."""
+        if self._mean and self._change_bytes and (reference := model_ref(model)) and reference.sha256 == self._mean:
+            self.facts["change_bytes"] = self._change_bytes
 
     def refuse(self, error: AppError) -> None:
         """Note that code of the app wants more than the mean, and let it have that alone."""
@@ -74,6 +89,7 @@ class DryRound(Simulation):
         if self._state.withholds(kind):
             return []
         self._requests[kind] += 1
+        self._note_next(request.model)
         if self._requests[kind] > 1 and not is_query(kind):
             raise EnoughNodes
         enlarged = self._enlarged(request)
@@ -159,6 +175,9 @@ class DryRound(Simulation):
                         request.message_type, base.layout, n, self.clients, model=model
                     )
                     self.facts["bytes_up"] = later.words * 8
+                    self._change_bytes = change_bytes(later) if isinstance(later, Encoding) else None
+                    reference = model_ref(decoded.state)
+                    self._mean = reference.sha256 if reference is not None else ""
                 return ExchangeReply.of_cohort(decoded)
         return _nothing(request)
 

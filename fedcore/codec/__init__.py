@@ -35,7 +35,7 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.encodings import AnyEncoding, release_of
 from fedcore.codec.gpu.device import DeviceVector, device_serves_from, open_vector
 from fedcore.codec.locks import MOST_FAILURES
-from fedcore.codec.means.change import apply_change, is_change, write_change
+from fedcore.codec.means.change import apply_change, change_bytes, is_change, write_change
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.names import MetricName
 from fedcore.codec.privacy.parameters import PrivateEncoding, private_encoding
@@ -64,6 +64,7 @@ __all__ = [
     "apply_change",
     "auto_field_bits",
     "bounded_encoding",
+    "change_bytes",
     "check_scales",
     "decode",
     "device_serves_from",

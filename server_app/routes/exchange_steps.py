@@ -80,7 +80,8 @@ async def model(
 ) -> OctetsResponse:
     """The global model that the exchange starts from; plain: all that this client is sent, as a record file.
 
-    Where the server has it as a difference to `base`, that comes in its place, and the header `Delta-Base` says so.
+    Where the server has it as a difference to `base`, or as the change that the last sum made to it, that comes in its
+    place, and the header `Delta-Base` says so.
     """
     exchange.require(client.client_id)
     if base and (difference := exchange.difference_to(base)) is not None:

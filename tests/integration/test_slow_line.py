@@ -122,7 +122,7 @@ def test_a_line_that_cannot_carry_an_upload_in_time_costs_one_round(tmp_path: Pa
 
 @pytest.mark.parametrize("upload", [1.0, 0.25])
 def test_a_mean_goes_down_a_slow_line_in_as_few_bytes_as_its_sum(tmp_path: Path, upload: float) -> None:
-    """From the third round on: the fields of the first sum are as wide as the model. All clients have the same bits."""
+    """From the third round on: the fields of the first sum are as wide as the model."""
     fewer = {"field-bits": "auto", "upload-fraction": upload} if upload < 1 else {}
     settings = {"min-clients": 3, **fewer}
     with over_a_line(tmp_path, ["client-1"], up=MODEL_BYTES, down=MODEL_BYTES) as (made, _):

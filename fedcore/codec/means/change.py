@@ -18,7 +18,7 @@ from pydantic import StrictInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from fedcore.codec.encoding import Encoding
-from fedcore.codec.means.mean import Sums
+from fedcore.codec.means.mean import FieldSums
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
 from fedcore.system.plain_json import NO_OTHER_KEYS, from_plain, to_plain
@@ -59,12 +59,11 @@ def write_change(
         mean: what it was decoded to.
         path: of the file.
         survivors: how many clients are in the sum.
-        examples: how many of theirs.
+        examples: how many examples these have.
     """
-    terms = json.dumps(to_plain(_FORM, _Terms(encoding=encoding, survivors=survivors, examples=examples)))
-    head = np.frombuffer(terms.encode(), np.uint8)
+    head = _head(_Terms(encoding=encoding, survivors=survivors, examples=examples))
     layout = _change_layout(encoding, head.size)
-    if layout is None or layout.nbytes > _MOST * mean.layout.nbytes:
+    if layout is None or not _saves(layout, encoding):
         return False
     fields, packed = words[encoding.sections[_PACKED]], {spec.name for spec in _packed(encoding)}
     with FileSink(path, layout, durable=False) as sink:
@@ -75,6 +74,12 @@ def write_change(
             if spec.name not in packed:
                 sink.write(spec, 0, mean[spec.name].reshape(-1))
     return True
+
+
+def change_bytes(encoding: Encoding) -> int | None:
+    """Bytes of the values in a change; None if a sum of this encoding makes none."""
+    layout = _change_layout(encoding, _head(_Terms(encoding=encoding, survivors=1, examples=1)).size)
+    return layout.nbytes if layout is not None and _saves(layout, encoding) else None
 
 
 def is_change(state: ModelState) -> bool:
@@ -93,7 +98,7 @@ def apply_change(base: ModelState, change: ModelState, path: Path) -> None:
         raise PeerError("the change is none to a model of this layout")
     packed = {spec.name for spec in _packed(encoding)}
     (part,) = (section for section in encoding.field_sections if section.name == _PACKED)
-    sums = Sums.of(encoding, part, change[_FIELDS], terms.survivors, terms.examples)
+    sums = FieldSums.of(encoding, part, change[_FIELDS], terms.survivors, terms.examples)
     with FileSink(path, layout, durable=False) as sink:
         sums.write_tensors(base, sink, threads=1, releases=(base.release, change.release))
         for spec in layout.specs:
@@ -107,6 +112,14 @@ def _terms_of(change: ModelState) -> _Terms:
     except (KeyError, ValueError):
         raise PeerError("the change does not say what it means") from None
     return from_plain(_FORM, plain, what="the change")
+
+
+def _head(terms: _Terms) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(to_plain(_FORM, terms)).encode(), np.uint8)
+
+
+def _saves(layout: Layout, encoding: Encoding) -> bool:
+    return encoding.layout is not None and layout.nbytes <= _MOST * encoding.layout.nbytes
 
 
 def _packed(encoding: Encoding) -> tuple[TensorSpec, ...]:

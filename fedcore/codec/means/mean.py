@@ -53,13 +53,13 @@ class WeightedMean:
         encoding, base = self.encoding, self.base
         for part in encoding.field_sections:
             packed = self.words[encoding.sections[part.name]]
-            sums = Sums.of(encoding, part, packed, self.survivors, self.examples)
+            sums = FieldSums.of(encoding, part, packed, self.survivors, self.examples)
             self._note(sums, sums.write_tensors(base, sink, threads=self.threads, releases=self.releases))
         integers = self.words[encoding.sections["integers"]]
         self.rounded = decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
         self._check_rounding()
 
-    def _note(self, sums: Sums, changes: Sequence[tuple[TensorSpec, Change]]) -> None:
+    def _note(self, sums: FieldSums, changes: Sequence[tuple[TensorSpec, Change]]) -> None:
         """By how much each tensor of a section changed.
 
         Args:
@@ -97,7 +97,7 @@ class WeightedMean:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class FieldSums:
     """The sums of the fields of one section.
 
     offset: that of an update of zeros.
@@ -114,7 +114,7 @@ class Sums:
     @classmethod
     def of(
         cls, encoding: Encoding, part: FieldSection, packed: NDArray[np.uint64], survivors: int, examples: int
-    ) -> Sums:
+    ) -> FieldSums:
         """Raises PeerError if the section's padding holds anything."""
         stray = padding(packed, part.field_bits, part.fields)
         if part.fraction_bits:
@@ -163,7 +163,7 @@ class Sums:
 
 
 def _decode_floats(
-    sums: Sums, base: ModelState, sink: StateSink, threads: int, release: Releases
+    sums: FieldSums, base: ModelState, sink: StateSink, threads: int, release: Releases
 ) -> list[tuple[TensorSpec, Change]]:
     """Write the tensors of a section; by how much each of its spans changed."""
 
@@ -193,7 +193,7 @@ def _decode_floats(
     return list(chain.from_iterable(for_each(blocks(sums.part), prepare, threads=threads)))
 
 
-def _decode_rotated(sums: Sums, base: ModelState, sink: StateSink, release: Releases) -> None:
+def _decode_rotated(sums: FieldSums, base: ModelState, sink: StateSink, release: Releases) -> None:
     """The same for units that were rotated.
 
     Coordinates that were not sent count as zero, and the others as much more: so the expectation over subsets is right.
