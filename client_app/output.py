@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
 
-from fedcore.monitoring.formatting import moment
 from fedcore.system.standard_output import OutputLost
+from fedcore.system.tracing import trace_name
+from fedcore.wire.base import moment
 
 Level = Literal["info", "warning", "error"]
 _MAX_TEXT = 2000
@@ -52,7 +53,9 @@ class Output:
         now = self.clock()
         if self.as_json:
             entry = {"time": moment(now), "level": level, "client": self.name, **self.context}
-            line = json.dumps({**entry, "stage": stage, "text": clean(text), **fields}, default=str)
+            run = entry.get("run")
+            trace = {"trace_id": trace_name(run)} if isinstance(run, str) else {}
+            line = json.dumps({**entry, **trace, "stage": stage, "text": clean(text), **fields}, default=str)
         else:
             line = self._human(now, level, stage, text, fields)
         with contextlib.suppress(OSError, OutputLost):  # of a terminal that was closed, say: that is no end of the work

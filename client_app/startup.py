@@ -54,7 +54,7 @@ from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import private_folder, remove_tree
 from fedcore.system.memory import set_aside
 from fedcore.system.sandbox.sandbox import Rules, describe, refuse_to_show
-from fedcore.system.tracing import open_traces
+from fedcore.system.tracing import Traces, open_traces
 from fedcore.wire.base import Scalar
 
 _MASK_THREADS: Final = 4
@@ -123,7 +123,7 @@ async def _run_agent(options: Options) -> None:
             )
             group.on_progress, group.traces = StepsFile(state_dir).note, traces
             note_sandbox(state_dir, _sandbox(options.size, settings)[0] if kit.jobs is None else _IN_JOBS)
-            transport = _transport(kit, output)
+            transport = _transport(kit, output, traces)
             first_models = DerivedModels(state_dir, output, settings.rules)
             client_ = Client(
                 kit=kit,
@@ -150,12 +150,13 @@ async def _run_agent(options: Options) -> None:
                 await _until_signal(_serve(client_, group, updater), output)
 
 
-def _transport(kit: ClientKit, output: Output) -> HttpTransport:
+def _transport(kit: ClientKit, output: Output, traces: Traces) -> HttpTransport:
     return HttpTransport(
         urls=kit.servers,
         tls=tls_context(kit.ca_file),
         sign=signer(kit),
         notice=lambda text: output.warning("waiting", text),
+        traces=traces,
     )
 
 

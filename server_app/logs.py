@@ -1,8 +1,8 @@
 """Logging of the server: lines for people, or one JSON object a line for programs.
 
-A line of JSON says what it is about: `run`, `exchange`, `client`, `step` (of a request) or `stage` (of an event), and
-the `request`, by an id that the answer has too. `at` and `note` put these into whatever is logged below them, in the
-same task. No line has the content of a message, a signature or a token.
+A line of JSON says what it is about: `run` with the id of its trace, `trace_id`, `exchange`, `client`, `step` (of a
+request) or `stage` (of an event), and the `request`, by an id that the answer has too. `at` and `note` put these into
+whatever is logged below them, in the same task. No line has the content of a message, a signature or a token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Final
 
-from fedcore.monitoring.formatting import moment
 from fedcore.system.terminal import visible
+from fedcore.system.tracing import trace_name
+from fedcore.wire.base import moment
 
 _CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("log context", default=MappingProxyType({}))
 _EXTRAS: Final = ("run", "event", "data")
@@ -57,6 +58,8 @@ class JsonFormatter(logging.Formatter):
         data = entry.get("data")
         if isinstance(data, dict):
             entry |= {key: data[key] for key in _OF_EVENTS if key in data}
+        if isinstance(run := entry.get("run"), str):
+            entry["trace_id"] = trace_name(run)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +12,7 @@ from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.state import OWN_MODEL_FOLDER, ModelFacts, OwnModel, OwnModelFolder, read_facts, write_model
+from fedcore.wire.base import moment
 
 
 def export_model(kit: Path, state_dir: Path | None, out: Path, *, as_json: bool = False) -> str:
@@ -56,7 +57,7 @@ def _save(model: OwnModel, out: Path) -> None:
 
 def _model_facts(model: OwnModel) -> ModelFacts:
     record = model.record
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = moment(time.time())
     return ModelFacts(kind="own", app_sha256=record.app_sha256, run=record.run, rounds=record.server_round, time=now)
 
 

@@ -52,6 +52,7 @@ from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.secagg import Signer
 from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, replacing
+from fedcore.system.tracing import Traces
 from fedcore.wire.base import Message
 from fedcore.wire.presence import DELTA_BASE, LEADER_PATH
 from fedcore.wire.signing import sign_headers
@@ -98,6 +99,7 @@ class HttpTransport:
         sign: SignRequest,
         retry: Retry | None = None,
         notice: Callable[[str], None] = lambda text: None,
+        traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -109,6 +111,7 @@ class HttpTransport:
             sign: signs each request.
             retry: how long requests are sent again that have no rule of their own.
             notice: gets a line for each request that is sent again, with the reason.
+            traces: give requests their headers.
             clock: monotonic seconds, for the deadlines.
             sleep: waits that many seconds between two attempts.
         """
@@ -116,6 +119,7 @@ class HttpTransport:
         self.traffic = ByteCount()
         self.retry = retry or Retry()
         self.notice = notice
+        self._traces = traces or Traces()
         self._urls = tuple(urls)
         self._server_clock = ServerClock(notice)
         self._at = 0
@@ -306,7 +310,7 @@ class HttpTransport:
         url = urllib3.util.parse_url(server + target)
         signed = self._sign(method, url.request_uri, digest)
         length = {"content-length": str(size)} if "content-type" in headers else {}
-        headers = {"host": url.netloc or "", **_COMMON, **length, **headers, **signed}
+        headers = {"host": url.netloc or "", **_COMMON, **length, **headers, **self._traces.headers(target), **signed}
         request = HttpRequest(method=method, server=server, target=url.request_uri, headers=headers, body=body)
 
         def receive_any(response: HttpResponse) -> Result:

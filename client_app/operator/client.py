@@ -19,6 +19,7 @@ from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, 
 from fedcore.federation import OperatorKit, Roster
 from fedcore.federation.transcript import SignedRecord, TranscriptOut, next_head, record_hash
 from fedcore.system.files import replacing
+from fedcore.system.tracing import Traces
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut
 from fedcore.wire.presence import RostersOut
@@ -57,6 +58,8 @@ class OperatorClient:
     """How long servers may be away; the kit's addresses are tried in turn."""
     transport: httpx.BaseTransport | None = field(default=None, kw_only=True)
     """In place of sockets."""
+    traces: Traces = field(default_factory=Traces, kw_only=True)
+    """Give requests their headers."""
     _http: httpx.Client = field(init=False)
     _at: int = field(default=0, init=False)
 
@@ -250,10 +253,11 @@ class OperatorClient:
         self, method: str, path: str, *, repeats: Callable[[BaseException], bool] | None = None, **arguments: Any
     ) -> httpx.Response:
         """A successful answer; `repeats` says after which failures the request is sent again, by default any."""
+        headers = {**self.traces.headers(path), **arguments.pop("headers", {})}
 
         def attempt() -> httpx.Response:
             try:
-                answer = self._http.request(method, path, **arguments)
+                answer = self._http.request(method, path, headers=headers, **arguments)
                 self._raise_problem(answer)
             except (httpx.TransportError, Refused) as error:
                 if leads_elsewhere(error):

@@ -25,6 +25,7 @@ from fedcore.monitoring.promise import promise_of
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.monitoring.trackers import Track, TrackedRun, Tracking
 from fedcore.system.terminal import escape, visible_json
+from fedcore.system.tracing import trace_name
 from fedcore.wire.events import EventSink, Recorded, RunOut, RunStarted, ignore
 from fedcore.wire.operator import RunStatus
 from fedcore.wire.uploads import in_all
@@ -51,9 +52,9 @@ class Screen:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
 
     def begin(self, run: str) -> None:
-        """Print the first line: the run's id."""
+        """Print the first line: the run's id, and that of its trace."""
         if self.as_json:
-            _write({"run": run})
+            _write({"run": run, "trace_id": trace_name(run)})
         else:
             self.note(f"run {run}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from fedcore.monitoring.trackers import Track
 from fedcore.run.settings import JobSettings
 from fedcore.state import open_initial, sha256_file
 from fedcore.system.assignments import override, parse_assignments
-from fedcore.system.tracing import open_traces
+from fedcore.system.tracing import VARIABLE, open_traces
 from fedcore.wire.operator import RunIn
 
 
@@ -55,7 +56,9 @@ def run_app(
     screen = Screen(as_json)
     began = time.monotonic()
     submission = _submission(options)
-    with made as client, closing(open_traces("", service="fedcore-run", instance=socket.gethostname())) as traces:
+    traces = open_traces("", service="fedcore-run", instance=socket.gethostname(), caller=os.environ.get(VARIABLE, ""))
+    with closing(traces), made as client:
+        client.traces = traces
         run = _begin(client, options, submission)
         began_following = time.monotonic()
         traces.record("submit", run, began=began, ended=began_following)

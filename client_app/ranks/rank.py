@@ -25,6 +25,7 @@ from client_app.ranks.messages import TO_RANK, Done, Greeting, LocalAnswer, Prog
 from fedcore.errors import WorkerDied
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.memory import set_aside
+from fedcore.system.tracing import VARIABLE
 from fedcore.system.workers.step_counter import STEPS
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def run(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Don
     from fedcore.state import ModelState
 
     runner.aggregated_round = request.counted
-    os.environ["TRACEPARENT"] = request.traceparent
+    os.environ[VARIABLE] = request.traceparent
     if request.task.aggregation == "plain":
         return _answer(runner, rank, request)
     model = ModelState.open(Path(request.model)) if request.model else None

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -36,6 +35,7 @@ from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.state.files import sha256_file
 from fedcore.system.files import private_folder
+from fedcore.wire.base import moment
 from fedcore.wire.events import EventSink, ExchangeDone, RunEnded, RunStarted
 from fedcore.wire.operator import RunStatus
 
@@ -268,7 +268,7 @@ def build_comparison(
         run_config=config,
         settings=settings,
         changed=(*_others(config, job.app.run_config), *_others(settings, JobSettings().to_mapping())),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=moment(time.time()),
         machine=machine(),
         modes=tuple(ModeTitle(label=one.label, kind=one.mode.name, title=one.mode.title) for one in job.modes),
         runs=tuple(results),

@@ -6,9 +6,9 @@ leaves out what it is not told.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedcore.flower.grid.training_means import MeanRecorder
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.workers.executor import ClientExecutor
-from fedcore.wire.base import Scalar
+from fedcore.wire.base import Scalar, moment
 
 
 def comparison_of(
@@ -69,7 +69,7 @@ def comparison_of(
         run_config=run_config,
         settings=settings,
         changed=(*changed, *(key for key, value in settings.items() if value != usual.get(key))),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=moment(time.time()),
         machine=machine(),
         modes=(ModeTitle(label=result.mode, kind=result.kind, title=MODES[result.kind].title, simulation=True),),
         runs=(result,),

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 from fedcore.wire.uploads import Contribution
 
 DEFAULT_FEDERATION: Final = "federation"
 """The name of a federation that nobody named."""
-
-
-def moment(seconds: float) -> str:
-    """A time in logs and JSON: RFC 3339, in UTC, to the millisecond, as 2026-11-28T13:12:53.141Z.
-
-    Args:
-        seconds: since 1970.
-    """
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def size(value: float) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from fedcore.flower.app import AppBundle
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation.models import BestModel
 from fedcore.simulation.run import Simulation
 from fedcore.state import ModelFacts
+from fedcore.wire.base import moment
 
 
 def model_facts(simulation: Simulation, record: RunRecord) -> ModelFacts:
@@ -22,7 +23,7 @@ def model_facts(simulation: Simulation, record: RunRecord) -> ModelFacts:
         delta=record.privacy.delta if record.privacy is not None else None,
         run_config=simulation.run_config,
         train_configs=simulation.configs,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        time=moment(time.time()),
     )
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from fedcore.codec.privacy import PrivacyPlan
-from fedcore.wire.base import Message, MetricValue, Scalar
+from fedcore.wire.base import Message, MetricValue, Moment, Scalar
 from fedcore.wire.operator import RunInfo, RunStatus
 from fedcore.wire.tasks import is_query, is_training
 
@@ -384,7 +384,7 @@ class Recorded(Message):
 
     seq: int
     seconds: float
-    time: AwareDatetime
+    time: Moment
     event: Annotated[RunEvent, Field(discriminator="kind")]
 
 

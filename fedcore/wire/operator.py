@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, AwareDatetime, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from fedcore.system.left_files import is_plain_path
-from fedcore.wire.base import Bytes, Message, Name, Scalar, Sha256
+from fedcore.wire.base import Bytes, Message, Moment, Name, Scalar, Sha256
 from fedcore.wire.tasks import ModelRef
 
 
@@ -68,9 +68,9 @@ class RunInfo(Message):
     aggregation: Literal["secure", "plain"]
     app: str
     app_sha256: Sha256
-    submitted_at: AwareDatetime | None = None
-    started_at: AwareDatetime | None = None
-    ended_at: AwareDatetime | None = None
+    submitted_at: Moment | None = None
+    started_at: Moment | None = None
+    ended_at: Moment | None = None
     rounds: int = 0
     epsilon: float | None = None
     position: int | None = None

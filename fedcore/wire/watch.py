@@ -8,9 +8,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
-from fedcore.wire.base import Message, MetricValue
+from fedcore.wire.base import Message, MetricValue, Moment
 from fedcore.wire.events import PrivacyTerms
 from fedcore.wire.uploads import NOTHING, Contribution
 
@@ -53,7 +53,7 @@ class SessionOut(ViewerMessage):
 
     role: Role
     federation: str
-    expires: AwareDatetime | None
+    expires: Moment | None
     person: str = ""
 
 
@@ -89,8 +89,8 @@ class LinkInfo(ViewerMessage):
 
     id: str
     label: str
-    created: AwareDatetime
-    expires: AwareDatetime
+    created: Moment
+    expires: Moment
 
 
 class LinkOut(LinkInfo):

@@ -7,7 +7,6 @@ import random
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from fedcore.run.retries import attempt_ended
 from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, readable, room_line
 from fedcore.state import ModelFacts
 from fedcore.system.memory import free_memory
+from fedcore.wire.base import moment
 from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
 from fedcore.wire.tasks import Task
 from server_app.exchanges.exchange import Exchange
@@ -240,7 +240,7 @@ class RunContext:
             delta=privacy.delta if privacy is not None else None,
             run_config=self.plan.run_config,
             train_configs=self.state.configs,
-            time=datetime.fromtimestamp(self.services.wall(), UTC).isoformat(timespec="seconds"),
+            time=moment(self.services.wall()),
         )
 
     def note_start(self, task: Task, *, model: str | None, content: str | None = None) -> None:

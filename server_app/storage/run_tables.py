@@ -10,6 +10,7 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fedcore.errors import ConflictingMessage
+from fedcore.wire.base import moment
 from fedcore.wire.events import Recorded, RunEnded, stamp
 from fedcore.wire.operator import RunStatus
 from fedcore.wire.tasks import ModelRef
@@ -179,7 +180,7 @@ class RunTables:
 
 def _event_row(run: str, item: Recorded) -> dict[str, Any]:
     event = item.event.model_dump(mode="json")
-    return {"run": run, "seq": item.seq, "seconds": item.seconds, "time": item.time.isoformat(), "event": event}
+    return {"run": run, "seq": item.seq, "seconds": item.seconds, "time": moment(item.time), "event": event}
 
 
 class JournalTables:

@@ -171,6 +171,8 @@ class Scripted:
     """The client's port in every request: another one is another connection."""
     heard: list[tuple[str, str, bytes]] = field(default_factory=list)
     """Method, path with query, and body of every request."""
+    contexts: list[str] = field(default_factory=list)
+    """The header traceparent of every request, "" for none."""
     bodies: dict[str, bytes] = field(default_factory=dict)
     parts: dict[int, bytes] = field(default_factory=dict)
     withdrawals: list[WithdrawIn] = field(default_factory=list)
@@ -378,6 +380,7 @@ class Scripted:
             route = f"part {route}"
         self.requests.append(f"{request.method} {route}")
         self.heard.append((request.method, _target(request), body))
+        self.contexts.append(request.headers.get("traceparent", ""))
         self.lines.append(request.client.port if request.client else 0)
         try:
             self.authenticate(request, body)

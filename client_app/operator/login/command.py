@@ -23,7 +23,7 @@ def login(operator: Kit, as_json: AsJson = False) -> None:
     program sets the variable FEDCORE_TOKEN instead, to a token of the identity provider or of the operator.
     """
     from client_app.operator.login.signing_in import sign_in
-    from fedcore.monitoring.formatting import moment
+    from fedcore.wire.base import moment
 
     known = sign_in(operator, lambda line: typer.echo(line, err=True))
     expires = moment(known.expires.timestamp()) if known.expires is not None else ""

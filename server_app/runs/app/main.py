@@ -33,6 +33,7 @@ from fedcore.state.mapped import LARGE_BYTES
 from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.memory import set_aside
+from fedcore.system.tracing import RUN, VARIABLE, traceparent
 from fedcore.wire.events import FiguresFound
 from fedcore.wire.operator import RESULTS_FILE
 from server_app.runs.app.files import APP_FILES
@@ -158,6 +159,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
     if not isinstance(start, Start):
         return SERVER_GONE
     begin_server_process(start.run)
+    os.environ[VARIABLE] = traceparent(RUN, start.run)
     try:
         backend = ServerBackend(server, Path(start.folder), start.members)
         server.send(_run(start, backend))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import http.server
+import contextlib
 import json
 import sys
-import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.collector import Collector
 from support.scripted import Scripted as Script
 from support.scripted import (
     allow,
@@ -37,10 +35,24 @@ from support.serverside import site
 
 from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
-from fedcore.errors import ConfigurationError
-from fedcore.federation import provision
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
+from client_app.operator.client import OperatorClient
+from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.federation import OperatorKit, provision
 from fedcore.state import ModelState
-from fedcore.system.tracing import EXCHANGE, RUN, WORK, RoundTraces, Traces, open_traces, span_id, trace_id, traceparent
+from fedcore.system.tracing import (
+    EXCHANGE,
+    RUN,
+    WORK,
+    RoundTraces,
+    Traces,
+    open_traces,
+    span_id,
+    trace_id,
+    trace_name,
+    traceparent,
+)
 
 __all__ = [
     "allow",
@@ -107,6 +119,7 @@ async def test_a_clients_spans_are_of_the_same_trace(
 ) -> None:
     async with script.serving():
         await take_part(script.task, replace(client, traces=traces_to(spans, "fedcore-client")))
+    assert set(script.contexts) == {""}, "its transport has no traces"
     run, exchange = script.task.run, script.task.exchange
     trace, above = trace_id(run), span_id(EXCHANGE, run, exchange)
     found = spans.get_finished_spans()
@@ -117,6 +130,53 @@ async def test_a_clients_spans_are_of_the_same_trace(
     told = json.dumps([json.loads(span.to_json()) for span in found])
     assert "loss" not in told
     assert "examples" not in told
+
+
+async def test_requests_of_a_client_that_traces_name_their_exchange(
+    script: Script, client: Client, spans: InMemorySpanExporter
+) -> None:
+    traces, kit = traces_to(spans, "fedcore-client"), client.kit
+    over = HttpTransport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit), traces=traces)
+    async with script.serving(), over:
+        await take_part(script.task, replace(client, traces=traces, transport=over))
+    assert set(script.contexts) == {traceparent(EXCHANGE, script.task.run, script.task.exchange)}
+
+
+def test_the_command_hands_on_who_called_it_until_there_is_a_run(spans: InMemorySpanExporter) -> None:
+    caller = f"00-{'4b' * 16}-{'00f067aa' * 2}-01"
+    kit = OperatorKit(
+        folder=Path(), federation="f", servers=("https://a:1",), ca_file=None, authority=bytes(32), token="t"
+    )
+    requests: list[tuple[str, str | None]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append((request.url.path, request.headers.get("traceparent")))
+        return httpx.Response(200 if request.url.path == "/v1/runs" else 404, json={"runs": [], "more": False})
+
+    traces = RoundTraces(SimpleSpanProcessor(spans), service="fedcore-run", instance="test", caller=f"{caller} ")
+    with OperatorClient(kit, transport=httpx.MockTransport(answer), traces=traces) as client:
+        client.list_runs(limit=1)
+        with contextlib.suppress(FedcoreError):
+            client.clients_of("r1")
+    assert requests == [("/v1/runs", caller), ("/v1/runs/r1/clients", traceparent(RUN, "r1"))]
+    traces.record("submit", "r1", began=1.0, ended=2.0)
+    [span] = spans.get_finished_spans()
+    assert [link.context.trace_id for link in span.links] == [int("4b" * 16, 16)]
+    assert span.context.trace_id == trace_id("r1")
+
+
+@pytest.mark.parametrize("caller", ["", "no span", f"00-{'0' * 32}-{'00f067aa' * 2}-01", "00-4b-00-01\r\nx: y"])
+def test_a_caller_that_is_no_span_is_left_out(spans: InMemorySpanExporter, caller: str) -> None:
+    traces = RoundTraces(SimpleSpanProcessor(spans), service="fedcore-run", instance="test", caller=caller)
+    assert traces.headers("/v1/runs") == {}
+    traces.record("submit", "r1", began=1.0, ended=2.0)
+    assert [span.links for span in spans.get_finished_spans()] == [()]
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "127.0.0.1", "http://127.0.0.1:4318", "ftp://a/v1/traces"])
+def test_an_endpoint_that_takes_no_spans_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_traces(endpoint, service="fedcore-server", instance="a")
 
 
 def test_a_rank_s_span_lies_below_its_client_s(spans: InMemorySpanExporter) -> None:
@@ -136,42 +196,16 @@ def test_nothing_is_traced_unless_an_endpoint_is_named(monkeypatch: pytest.Monke
         open_traces("http://127.0.0.1:4318/v1/traces", service="fedcore-server", instance="a")
 
 
-class Receiver(http.server.BaseHTTPRequestHandler):
-    """OTLP over HTTP, as a collector takes it."""
-
-    got: list[ExportTraceServiceRequest]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        self.got.append(ExportTraceServiceRequest.FromString(body))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Quiet."""
-
-
 @pytest.mark.parametrize("by_environment", [False, True])
 def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch, by_environment: bool) -> None:
-    Receiver.got = []
-    with http.server.HTTPServer(("127.0.0.1", 0), Receiver) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with Collector.open() as collector:
         if by_environment:
-            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        endpoint = "" if by_environment else f"{url}/v1/traces"
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        endpoint = "" if by_environment else f"{collector.url}/v1/traces"
         traces = open_traces(endpoint, service="fedcore-client", instance="hospital-3")
         with traces.span("train", "r1", 7):
             pass
         traces.close()
-        server.shutdown()
-    [request] = Receiver.got
-    [resource] = request.resource_spans
-    [span] = resource.scope_spans[0].spans
-    assert span.name == "train"
-    assert int.from_bytes(span.trace_id, "big") == trace_id("r1")
-    told = {item.key: item.value.string_value for item in resource.resource.attributes}
-    assert (told["service.name"], told["service.instance.id"]) == ("fedcore-client", "hospital-3")
+    [span] = collector.spans()
+    assert (span.name, span.trace) == ("train", trace_name("r1"))
+    assert (span.service, span.instance) == ("fedcore-client", "hospital-3")
