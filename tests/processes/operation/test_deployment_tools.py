@@ -10,10 +10,13 @@ import json
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fedcore.federation import Policy, ServerKit, provision
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PODS = (("StatefulSet", "server"), ("Deployment", "nginx"))
@@ -39,10 +42,14 @@ needs_helm = pytest.mark.skipif(
 )
 
 
+def render(chart: str, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    words = json.dumps([str(DEPLOY / "helm" / chart), values])
+    return subprocess.run([sys.executable, "-c", _RENDER], input=words, capture_output=True, text=True, check=False)
+
+
 def rendered(chart: str, **values: Any) -> Documents:
     """What Helm makes of a chart, each document checked against Kubernetes' schemas, by kind and name."""
-    words = json.dumps([str(DEPLOY / "helm" / chart), values])
-    process = subprocess.run([sys.executable, "-c", _RENDER], input=words, capture_output=True, text=True, check=False)
+    process = render(chart, values)
     assert process.returncode == 0, process.stderr
     documents = json.loads(process.stdout)
     named = {(document["kind"], document["metadata"]["name"]): document for document in documents}
@@ -95,6 +102,45 @@ def test_the_chart_of_the_server(documents: Documents) -> None:
 
 
 @needs_helm
+@pytest.mark.parametrize(
+    ("chart", "values", "where"),
+    [
+        ("fedcore", {"replicas": "two"}, "/replicas"),
+        ("fedcore", {"replica": 3}, "replica"),
+        ("fedcore", {"objects": ""}, "/objects"),
+        ("fedcore", {"podNetwork": "10.0.0.0"}, "/podNetwork"),
+        ("fedcore", {"resources": {"memory": "4GB"}}, "/resources/memory"),
+        ("fedcore-client", {"options": "--nproc-per-node 4"}, "/options"),
+        ("fedcore-client", {"kitSecret": ""}, "/kitSecret"),
+        ("fedcore-client", {"gpus": "two"}, "/gpus"),
+    ],
+)
+def test_a_wrong_value_is_named(chart: str, values: dict[str, Any], where: str) -> None:
+    process = render(chart, values)
+    assert process.returncode != 0
+    assert where in process.stderr
+
+
+@needs_helm
+def test_the_kit_of_a_pod_may_end_in_a_table(tmp_path: Path, documents: Documents) -> None:
+    """The script of the first container, with folders of this machine: the lines that it adds belong to no table."""
+    kit, secret = tmp_path / "kit", provision(
+        tmp_path / "fed", name="fleet", clients=2, now=datetime.now(UTC), hosts=["127.0.0.1"], policy=Policy.own(2)
+    ).server  # fmt: skip
+    with (secret / "server.toml").open("a") as settings:
+        settings.write('[oidc]\nissuer = "https://login.example.org"\nclient-id = "f"\noperators = ["a"]\n')
+    kit.mkdir()
+    [container] = documents["StatefulSet", "pilot-server"]["spec"]["template"]["spec"]["initContainers"]
+    script = container["command"][-1].replace("/secret/", f"{secret}/").replace("/kit/", f"{kit}/")
+    subprocess.run(["sh", "-ec", script], check=True)
+    loaded = ServerKit.load(kit)
+    assert (loaded.host, loaded.port, loaded.metrics_listen) == ("0.0.0.0", 8443, "0.0.0.0:9464")
+    assert loaded.objects == "s3://fedcore/pilot"
+    assert [str(one) for one in loaded.trust_proxy] == ["10.0.0.0/8"]
+    assert loaded.oidc is not None
+
+
+@needs_helm
 def test_a_renewed_certificate_is_loaded(documents: Documents, tmp_path: Path) -> None:
     """The script of a pod, with files of this machine for its volumes and a program that notes the signal."""
     for kind, name in PODS:
@@ -120,11 +166,20 @@ def test_a_renewed_certificate_is_loaded(documents: Documents, tmp_path: Path) -
 @needs_helm
 def test_the_chart_of_a_client() -> None:
     documents = rendered(
-        "fedcore-client", gpus=2, dataClaim="studies", options=["--nproc-per-node", "2"], nodeSelector={"gpu": "yes"}
+        "fedcore-client",
+        gpus=2,
+        dataClaim="studies",
+        options=["--nproc-per-node", "2"],
+        nodeSelector={"gpu": "yes"},
+        tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        env={"HTTPS_PROXY": "http://proxy:3128"},
+        resources={"cpu": 2, "cpuLimit": 8, "memory": "8Gi"},
     )
     pod = documents["StatefulSet", "pilot"]["spec"]["template"]
     [container] = pod["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert container["env"] == [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]
+    assert pod["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert container["args"][-2:] == ["--nproc-per-node", "2"]
     mounts = {mount["name"] for mount in container["volumeMounts"]}
     assert mounts <= {volume["name"] for volume in pod["spec"]["volumes"]} | {"state"}
