@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlencode
@@ -376,17 +376,23 @@ class IdentityProvider:
 def roles_in(claims: Mapping[str, Any], claim: str) -> frozenset[str]:
     """The values of a claim: by its very name, or by a path with dots, such as `realm_access.roles`.
 
-    An e-mail address that nobody verified is none.
+    Names on the path may have dots, too, as a client's in Keycloak's `resource_access.fl.example.org.roles`. An e-mail
+    address that nobody verified is none.
     """
     if claim == "email" and claims.get("email_verified") is not True:
         return frozenset()
-    value: Any = claims.get(claim)
-    if value is None:
-        value = claims
-        for name in claim.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
+    value = _at(claims, claim.split("."))
     values = value if isinstance(value, list) else [value]
     return frozenset(one for one in values if isinstance(one, str))
+
+
+def _at(value: Any, names: Sequence[str]) -> Any:
+    """What lies at a path whose names may have been cut at their dots; None for nothing."""
+    if not names or not isinstance(value, Mapping):
+        return None if names else value
+    ends = range(len(names), 0, -1)
+    below = (_at(value.get(".".join(names[:end])), names[end:]) for end in ends)
+    return next((one for one in below if one is not None), None)
 
 
 async def _json(client: AsyncOAuth2Client, url: str) -> dict[str, Any]:

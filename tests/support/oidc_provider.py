@@ -2,8 +2,9 @@
 
     python -m support.oidc_provider PORT
 
-Users are `ada`, an operator, `eve`, a viewer, and `joe`, who is neither. `POST /confirm?user_code=...&sub=ada` stands
-for what a person does in a browser with the code of a device.
+Users are `ada` and `bob`, operators, `eve`, a viewer, and `joe`, who is neither. Their roles lie where Keycloak has
+them.
+`POST /confirm?user_code=...&sub=ada` stands for what a person does in a browser with the code of a device.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from typing import Any
 
 CLIENT = "fedcore"
-ROLES = {"ada": ["operate"], "eve": ["watch"], "joe": []}
+ROLES = {"ada": ["operate"], "bob": ["operate", "uma_authorization"], "eve": ["watch"], "joe": []}
 DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 
 
@@ -28,7 +29,10 @@ def make_app() -> Any:
     from joserfc.jwk import RSAKey
     from oidc_provider_mock import User, app
 
-    users = [User(sub=sub, claims={"preferred_username": sub, "roles": roles}) for sub, roles in ROLES.items()]
+    users = [
+        User(sub=sub, claims={"preferred_username": sub, "realm_access": {"roles": roles}})
+        for sub, roles in ROLES.items()
+    ]
     made = app(user_claims=users, issue_refresh_token=False)
     challenges: dict[str, str] = {}
     devices: dict[str, dict[str, str]] = {}

@@ -226,12 +226,18 @@ def _token(uri: TokenUri) -> pkcs11.Token:
     except pkcs11.PKCS11Error as error:
         raise KitError(f"the tokens cannot be listed ({type(error).__name__})", check="no-token") from None
     matches = [token for token in tokens if all(_of(token, name) == value for name, value in uri.token.items())]
-    if len(matches) != 1:
-        names = ", ".join(sorted({_of(token, "token") for token in tokens} - {""})) or "none"
-        reason = "is not there" if not matches else "is there several times: name its serial, too"
+    if len(matches) > 1:
+        serials = ", ".join(sorted(_of(token, "serial") for token in matches))
         raise KitError(
-            f"the token {uri.token_name} {reason}; plug it in, or start its service, and look whether this user may "
-            f"use it. There are: {names}",
+            f"the token {uri.token_name} is there {len(matches)} times; add the serial of yours to the URI, such as "
+            f"token=...;serial=...;object=... The serials are: {serials}",
+            check="several-tokens",
+        )
+    if not matches:
+        names = ", ".join(sorted({_of(token, "token") for token in tokens} - {""})) or "none"
+        raise KitError(
+            f"the token {uri.token_name} is not there; plug it in, or start its service, and look whether this user "
+            f"may use it. There are: {names}",
             check="no-token",
         )
     token: pkcs11.Token = matches[0]
@@ -276,6 +282,12 @@ def _session(uri: TokenUri, *, rw: bool = False) -> pkcs11.Session:
 
 def _pin(uri: TokenUri) -> str:
     if uri.pin_file is not None:
+        if not uri.pin_file.exists():
+            raise KitError(
+                f"{uri.pin_file}, which pin-source names, is not there, or this user may not see it; write the PIN of "
+                f"the token {uri.token_name} into it, with mode 0600",
+                check="no-pin",
+            )
         pin = read_secret(uri.pin_file).decode("utf-8", "replace").strip()
     else:
         pin = os.environ.get(PIN_VARIABLE, "").strip()

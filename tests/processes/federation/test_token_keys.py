@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def test_what_is_wrong_has_a_name(tokens: Tokens, monkeypatch: pytest.MonkeyPatc
         (tokens.uri("there", token="another"), "no-token"),
         (tokens.uri("absent"), "no-key"),
         (tokens.uri("there", pin="empty"), "no-pin"),
+        (tokens.uri("there", pin="absent"), "no-pin"),
         ("pkcs11:token=hospital;object=there", "no-pin"),
     ]:
         with raises(KitError, check=check) as refused:
@@ -109,6 +111,21 @@ def test_the_same_key_is_taken_again_and_never_shown(tokens: Tokens) -> None:
     first, second = key_in_token(tokens.uri("once")), key_in_token(tokens.uri("once"))
     assert first.public_key() == second.public_key()
     assert PIN not in repr(first)
+
+
+def test_of_two_tokens_with_one_label_the_serial_tells_which(tokens: Tokens, tmp_path: Path) -> None:
+    for _ in range(2):
+        subprocess.run(
+            ["softhsm2-util", "--init-token", "--free", "--label", "twin", "--so-pin", "314159", "--pin", PIN],
+            check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    words = ("client", "enroll", tmp_path / "kit", "--name", "a", "--key")
+    refusal = forked(*words, tokens.uri("there", token="twin"))
+    assert refusal.returncode == 2
+    first, second = re.search(r"serials are: (\S+), (\S+)", refusal.stderr).groups()  # type: ignore[union-attr]
+    assert first != second
+    done = forked(*words, tokens.uri("there", token=f"twin;serial={second}"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_token_that_is_gone_is_named(tokens: Tokens) -> None:

@@ -50,7 +50,9 @@ def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
         settings.write_text(text)
         config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config["rule_files"] = [str(FOLDER / "fedcore.rules.yml")]
+        rules = (FOLDER / "fedcore.rules.yml").read_text()
+        (tmp_path / "fedcore.rules.yml").write_text(rules.replace("for: 2m", "for: 2s"))  # nobody leads for a moment
+        config["rule_files"] = [str(tmp_path / "fedcore.rules.yml")]
         config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{metrics}"]
         (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
         commands: list[list[Any]] = [
@@ -66,6 +68,9 @@ def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
                 assert asked.value('up{job="fedcore"}') == 1
                 assert asked.value("fedcore_certificate_days_left > 300")
                 wait_until("all alarms are evaluated", lambda: set(asked.health()) == {"ok"})
+                wait_until("no alarm to ring", lambda: asked.firing() == set())
+                processes[0].kill()
+                wait_until("the alarm of a server that is gone", lambda: asked.firing() == {"FedcoreDown"})
             finally:
                 for process in processes:
                     process.kill()
@@ -84,6 +89,11 @@ class Asked:
 
     def health(self) -> list[str]:
         return [rule["health"] for group in self._get("rules").get("groups", []) for rule in group["rules"]]
+
+    def firing(self) -> set[str]:
+        """Names of the alarms that ring."""
+        alerts = self._get("alerts").get("alerts", [])
+        return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
 
     def _get(self, path: str, **parameters: str) -> dict[str, Any]:
         try:

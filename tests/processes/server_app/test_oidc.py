@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from playwright.sync_api import expect
+from support.browser import Watched, chromium, needs_browser
 from support.deployment import ENVIRONMENT, wait_until
 from support.ports import reserved_port
 
@@ -60,7 +62,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         secret.write_text("of the client\n")
         with (fleet.server / "server.toml").open("a") as settings:
             settings.write(f'[oidc]\nissuer = "{issuer}"\nclient-id = "fedcore"\nclient-secret-file = "oidc_secret"\n')
-            settings.write('operators = ["operate"]\nviewers = ["watch"]\n')
+            settings.write('role-claim = "realm_access.roles"\noperators = ["operate"]\nviewers = ["watch"]\n')
         log, ready = tmp_path / "server.log", tmp_path / "ready"
         kit = OperatorKit.load(fleet.operator)
         environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(TESTS)}
@@ -116,6 +118,32 @@ def test_people_sign_in_with_a_browser_and_by_commands(world: World) -> None:
     log = world.log.read_text(encoding="utf-8")
     assert '"person": "ada"' in log
     assert not any(secret in log for secret in (world.kit.token, "of the client"))
+
+
+@needs_browser
+def test_people_sign_in_and_out_on_the_page(world: World) -> None:
+    address = f"{world.kit.servers[0]}/"
+    with chromium() as browser:
+        pages = {person: Watched(browser).page for person in ("ada", "bob", "eve", "joe")}
+        for person, page in pages.items():
+            page.goto(address)
+            page.locator("#provider").click()
+            page.locator("input[name=sub]").fill(person)
+            page.get_by_role("button", name="Authorize").click()
+            if person == "joe":
+                expect(page.locator("#provider")).to_be_visible()
+                expect(page.locator("#sign-out")).to_be_hidden()
+            else:
+                expect(page.locator("#sign-out")).to_be_visible()
+        pages["ada"].locator("#sign-out").click()
+        expect(pages["ada"].locator("#provider")).to_be_visible()
+        for person in ("bob", "eve"):
+            pages[person].reload()
+            expect(pages[person].locator("#sign-out")).to_be_visible()
+        links = "fetch('v1/links', {headers: {'X-Fedcore': '1'}}).then(answer => answer.status)"
+        assert {person: pages[person].evaluate(links) for person in pages} == {
+            "ada": 401, "bob": 200, "eve": 403, "joe": 401
+        }  # fmt: skip
 
 
 def by_commands(world: World) -> None:

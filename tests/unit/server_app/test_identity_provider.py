@@ -176,6 +176,10 @@ async def test_a_code_gives_a_token_of_this_very_login(claims: dict[str, Any], i
     ("claims", "claim", "roles"),
     [
         ({"realm_access": {"roles": ["a"]}}, "realm_access.roles", {"a"}),
+        ({"resource_access": {"fl.example.org": {"roles": ["a"]}}}, "resource_access.fl.example.org.roles", {"a"}),
+        ({"resource_access": {"fl": {"roles": ["a"]}}}, "resource_access.fl.example.org.roles", set()),
+        ({"a.b": None, "a": {"b": "c"}}, "a.b", {"c"}),
+        ({}, ".".join("a" * 40), set()),
         ({"https://example.org/roles": ["a"]}, "https://example.org/roles", {"a"}),
         ({"realm_access": ["a"]}, "realm_access.roles", set()),
         ({"roles": ["a", 1, None]}, "roles", {"a"}),
