@@ -1,9 +1,10 @@
 """A client's part in one exchange, from the task to the last share.
 
-Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trains and its update is encoded; then it is
-masked and uploaded (R2), the survivors are signed (R3) and the shares released (R4). If the local work fails, a vector
-that adds nothing takes its place, unless the policy reports failures. Plain: the message goes to the app, its reply or
-the error to the server. An error in any step ends the exchange for this client; the caller withdraws from it.
+Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the model comes, the worker trains and its update is
+encoded; then it is masked and uploaded (R2), the survivors are signed (R3) and the shares released (R4). If the local
+work fails, a vector that adds nothing takes its place, unless the policy reports failures. Plain: the message goes to
+the app, its reply or the error to the server. An error in any step ends the exchange for this client; the caller
+withdraws from it.
 
 A server that is away ends nothing: requests are sent again for as long as the exchange may last (`take_part`), and the
 local work goes on.
@@ -113,12 +114,13 @@ class _ClientExchange:
         self._update.begin()
         await self._follow_transcript()
         await self.client.trace_first_model(self.task)
-        model, model_hash = await self._model()
-        admitted = await in_thread(self.admitted.admit_sum, model, self.client.transcript.chain)
+        await self._check_room()
+        admitted = await in_thread(self.admitted.admit_sum, self.client.transcript.chain)
         account = admitted.account(self.client.kit.client_id)
-        session = self._session(admitted.parameters(model_hash))
+        reference = self.task.model  # whose hash ctx has; `_model` takes no other file
+        session = self._session(admitted.parameters(bytes.fromhex(reference.sha256) if reference else None))
         try:
-            vector = await self._contribute(session, account, model)
+            vector = await self._contribute(session, account, admitted)
             await in_thread(account.spend)
             named, send_again = await self._upload(session, vector)
             await self._unmask(session, admitted, named, send_again)
@@ -129,7 +131,8 @@ class _ClientExchange:
     async def plain(self) -> None:
         """Pass the message to the app, and send its reply, or the error."""
         self._update.begin()
-        message, _ = await self._model()
+        await self._check_room()
+        message = await self._model()
         content = message.path if message else None
         await in_thread(check_message, self.task, content, self.client.agreed, self.client.kit.policy)
         started = self.client.clock()
@@ -152,36 +155,40 @@ class _ClientExchange:
 
     # --- model and update ---------------------------------------------------------------------------------------
 
-    async def _model(self) -> tuple[ModelState | None, bytes | None]:
-        """The global model and the SHA-256 of the very file that it was read from."""
+    async def _model(self) -> ModelState | None:
+        """The global model, from a file that has the SHA-256 that the task names."""
         reference = self.task.model
         if reference is None:
-            return None, None
+            return None
         if self.task.buffer is not None:  # ctx has the base of each update; the newest model is not needed
-            return ModelState.open(self.client.pending.base), bytes.fromhex(reference.sha256)
-        started = self.client.clock()
-        models = Models(self.client.state_dir / MODELS_FOLDER)
-        if not self.client.results.has(self.task):
-            self.client.results.clear()  # before another model takes its room
-        await self._check_room(models)
+            return ModelState.open(self.client.pending.base)
+        started, models = self.client.clock(), self._models
         path = models.path(reference.sha256)
         if not await in_thread(models.has, reference.sha256):
             received = await models.fetch(reference, self.client.transport, self._channel.path("model"))
             self._channel.log("model", f"received {formatting.size(received)}", started)
             self._wait_longer(self.client.clock() - started)
         if self.task.aggregation == "secure":
-            return await in_thread(open_canonical, path), bytes.fromhex(reference.sha256)
+            return await in_thread(open_canonical, path)
         try:
-            return ModelState.open(path), bytes.fromhex(reference.sha256)
+            return ModelState.open(path)
         except FedcoreError as error:
             raise ProtocolViolation("model-malformed", str(error)) from None
 
-    async def _check_room(self, models: Models) -> None:
+    @property
+    def _models(self) -> Models:
+        return Models(self.client.state_dir / MODELS_FOLDER)
+
+    async def _check_room(self) -> None:
         """Before anything is downloaded; raises StorageFull and OutOfMemory."""
+        if self.task.model is None or self.task.buffer is not None:
+            return
+        if not self.client.results.has(self.task):
+            self.client.results.clear()  # before another model takes its room
         begins = self.task.trains and self.task.server_round <= 1
-        if begins and (line := await in_thread(room_of, self.task, models.folder)):
+        if begins and (line := await in_thread(room_of, self.task, self._models.folder)):
             self.client.output.info("room", line)
-        await in_thread(check_room, self.task, models)
+        await in_thread(check_room, self.task, self._models)
         if self.client.trains_here:
             check_ranks_memory(self.task, await in_thread(memory_of_ranks))
 
@@ -190,20 +197,24 @@ class _ClientExchange:
         if self.limit is not None and (end := self.limit.when()) is not None:
             self.limit.reschedule(end + seconds)
 
-    async def _contribute(self, session: ClientSession, account: PrivacySpending, model: ModelState | None) -> Vector:
+    async def _contribute(self, session: ClientSession, account: PrivacySpending, admitted: AdmittedSum) -> Vector:
         """The vector to upload, when that is due, while R0 and R1 run; ends at once when the exchange does."""
         encoded, keys_exchanged = asyncio.Event(), asyncio.Event()
         pad = self.client.kit.policy.pad_seconds
+        received: asyncio.Future[ModelState | None] = asyncio.get_running_loop().create_future()
 
         async def protocol() -> NoReturn:
             await self._exchange_keys(session, account)
-            await in_thread(self.client.know_model, self.task, model)  # while the app trains
+            await in_thread(self.client.know_model, self.task, await received)  # while the app trains
             keys_exchanged.set()
             if encoded.is_set() and not pad:  # the upload begins now
                 await asyncio.Event().wait()
             await self._watch()
 
         async def work() -> Vector:
+            model = await self._model()
+            await in_thread(admitted.check_model, model)
+            received.set_result(model)
             vector = await self._update.vector(account.encoding, model)
             encoded.set()
             await keys_exchanged.wait()

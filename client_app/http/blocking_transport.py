@@ -4,6 +4,9 @@ TLS hands out records of 16 KiB. Through an event loop each of them costs more P
 with a small answer some 2 ms; a thread that blocks in a socket costs neither (docs/adr/0009). urllib3 speaks HTTP, TLS
 and CONNECT. This module adds what an asyncio program needs: threads, idle connections, and the end of a cancelled
 request. Nothing here knows what is asked, nor sends anything a second time.
+
+What is large, models and updates, has connections of its own once several are open: from small messages of which one
+was lost, TCP may take a line for slow (BBR needs half a minute on one of 300 ms to find out).
 """
 
 from __future__ import annotations
@@ -126,7 +129,8 @@ class BlockingTransport:
             read_seconds: how long an answer may make no progress, in place of the usual time, and a dead line is
                 noticed sooner: for a request with a small body and answer.
         """
-        connection, seconds = self._connection_to(request.server), read_seconds or self._read_seconds
+        connection = self._connection_to(request.server, is_large=read_seconds is None)
+        seconds = read_seconds or self._read_seconds
         connection.dead_seconds = DEAD_SECONDS if read_seconds else PAUSE_SECONDS
         self._busy.add(connection)
         work = self._threads.submit(lambda: read(connection.exchange(request, seconds)))
@@ -158,16 +162,21 @@ class BlockingTransport:
             self._idle.pop().dispose()
         self._threads.shutdown(wait=False)
 
-    def _connection_to(self, server: str) -> _Connection:
-        """An idle connection that the server has not ended, if there is one; else a new one."""
-        for connection in self._idle[::-1]:
+    def _connection_to(self, server: str, *, is_large: bool) -> _Connection:
+        """An idle connection that the server has not ended, if there is one; else a new one.
+
+        Of several the newest that was used for the same kind of request.
+        """
+        by_use = sorted(self._idle, key=lambda one: (one.is_large == is_large, one.idle_since), reverse=True)
+        for connection in by_use:
             if connection.server == server:
                 self._idle.remove(connection)
                 if connection.is_good:
+                    connection.is_large |= is_large
                     return connection
                 connection.dispose()
         proxy = proxy_of(server) if self._trust_env else None
-        return _Connection(server, self._tls, proxy, self._connect_seconds)
+        return _Connection(server, self._tls, proxy, self._connect_seconds, is_large=is_large)
 
     def _release(self, connection: _Connection, over: asyncio.Future[Result]) -> None:
         over.exception()  # of a request that was cancelled nobody asks for it
@@ -182,10 +191,20 @@ class BlockingTransport:
 class _Connection(HTTPSConnection):
     """A connection that another thread can abort at any time, even while it is being made."""
 
-    def __init__(self, server: str, tls: ssl.SSLContext, proxy: urllib3.util.Url | None, seconds: float) -> None:
+    def __init__(
+        self,
+        server: str,
+        tls: ssl.SSLContext,
+        proxy: urllib3.util.Url | None,
+        seconds: float,
+        *,
+        is_large: bool,
+    ) -> None:
         url = urlsplit(server)
         host, port = url.hostname or "", url.port or 443
         self.server = server
+        self.is_large = is_large
+        """Whether it has carried a large body or answer."""
         self._connect_seconds = seconds
         self._lock = threading.Lock()
         self._handle: socket.socket | None = None

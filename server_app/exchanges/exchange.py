@@ -206,6 +206,15 @@ class Exchange(RecoverableExchange):
         due = self.transfers.due(client, speed, settings.transfer_seconds)
         return end if due is None else max(end, min(due + settings.step_seconds, end + settings.transfer_seconds))
 
+    def deadline_with_work(self, client: int, end: float) -> float:
+        """As `deadline_of`, in a stage with the local work: the time for that begins when a client has its model."""
+        transfers, settings = self.transfers, self.context.settings
+        most = settings.transfer_seconds
+        if transfers.current(client) is not Transfer.DOWNLOAD:
+            return Exchange.deadline_of(self, client, end + min(transfers.seconds_to_model(client), most))
+        due = transfers.due(client, self.services.lines.speed(client), most)
+        return end if due is None else max(end, min(due + settings.step_seconds + self.task.seconds, end + most))
+
     def _why_late(self, client: int, stage: str, seconds: float) -> str:
         size = self.model_size(client)
         reason = self.transfers.why_late(client, size, seconds)

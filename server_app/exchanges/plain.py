@@ -20,7 +20,7 @@ from fedcore.wire.uploads import ManifestIn, ReplyError, WithdrawalReason
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.transfers import Transfer, UpdateLimits
+from server_app.exchanges.transfers import UpdateLimits
 from server_app.members.presence import MOVED_ON
 from server_app.rejection import Rejection
 
@@ -63,18 +63,8 @@ class PlainExchange(Exchange):
         return self.context.settings.step_seconds + self.task.seconds
 
     def deadline_of(self, client: int, end: float) -> float:
-        """The time for the local work begins when a client has its message.
-
-        A ServerApp that takes no late replies gives nobody more time.
-        """
-        if self._drops_late:
-            return end
-        transfers, settings = self.transfers, self.context.settings
-        most = settings.transfer_seconds
-        if transfers.current(client) is not Transfer.DOWNLOAD:
-            return super().deadline_of(client, end + min(transfers.seconds_to_model(client), most))
-        due = transfers.due(client, self.services.lines.speed(client), most)
-        return end if due is None else max(end, min(due + settings.step_seconds + self.task.seconds, end + most))
+        """A ServerApp that takes no late replies gives nobody more time."""
+        return end if self._drops_late else self.deadline_with_work(client, end)
 
     def begin(self, stage: str) -> None:
         """There is nothing to prepare."""

@@ -163,10 +163,6 @@ class MessageReceiver(ABC):
         if self.was_taken(client, step, digest):
             return
         self.require_step(client, step)
-        seconds = self.transfers.seconds_of_download(client)
-        if seconds is not None and self.task.model is not None:
-            self.services.lines.note_down(client, self.task.model.size, seconds)
-        self.transfers.end_download(client)
         apply()
         with self._persisting():
             await self.receipts.keep(client, step, digest, body)

@@ -141,6 +141,12 @@ class SecureExchange(Exchange):
         more = {INPUT: self.task.seconds, CONSISTENCY: _PROOF_SECONDS if self._norms is not None else 0.0}
         return settings.step_seconds + more.get(stage, 0.0)
 
+    def deadline_of(self, client: int, end: float) -> float:
+        """The model may still come while the keys are exchanged; the local work follows it."""
+        if self.stages.current == INPUT:
+            return self.deadline_with_work(client, end)
+        return super().deadline_of(client, end)
+
     def begin(self, stage: str) -> None:
         """Make room for the sum."""
         if stage == INPUT:

@@ -119,14 +119,10 @@ class Transfers:
         if known is not None and known.received != received:
             known.received, known.changed = received, self._clock()
 
-    def end_download(self, client: int) -> None:
-        """The client has done the step after its download."""
-        self._downloads.pop(client, None)
-
     @contextlib.contextmanager
     def receiving(self, client: int, size: int) -> Iterator[None]:
         """A part of the client's update is being received, which has `size` bytes in all."""
-        self.end_download(client)
+        self._downloads.pop(client, None)
         now = self._clock()
         upload = self._uploads.setdefault(client, _Upload(size, now, now))
         upload.hung_up = False
@@ -149,11 +145,6 @@ class Transfers:
         if upload is not None and upload.received:
             return Measure(what=Transfer.UPLOAD, received=upload.received, seconds=now - upload.began)
         return None
-
-    def seconds_of_download(self, client: int) -> float | None:
-        """How long ago the client asked for the model that it has just got; None if it asked for none."""
-        download = self._downloads.get(client)
-        return self._clock() - download.began if download is not None else None
 
     def end_upload(self, client: int) -> None:
         """The client has sent all of its update."""

@@ -3,7 +3,8 @@
 The agent admits a task for itself, the simulator for all of a cohort, whose owners have one policy, one roster and one
 app: what depends on those alone is checked once. What depends on the history of a client is checked for each.
 
-What needs the model's layout and the transcript comes later, once the client has them: `Admitted.admit_sum`.
+What needs the transcript comes once the client has it, `Admitted.admit_sum`, and what needs the model once that is
+there, while the keys are exchanged: `AdmittedSum.check_model`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission import checks
 from fedcore.federation.admission.app_agreement import AppAgreement, check_planned
 from fedcore.federation.admission.draws import check_draw
-from fedcore.federation.admission.encodings import check_encoding, follow_scales
+from fedcore.federation.admission.encodings import check_encoding, check_trained_layout, follow_scales
 from fedcore.federation.admission.first_model import check_layout
 from fedcore.federation.admission.owner import ClientHistory, Owner
 from fedcore.federation.admission.privacy import PrivacySpending
@@ -64,19 +65,16 @@ class Admitted:
     planned: str = ""
     """The question of the app's study plan that it belongs to; "" for none."""
 
-    def admit_sum(self, model: ModelState | None, chain: Chain) -> AdmittedSum:
+    def admit_sum(self, chain: Chain) -> AdmittedSum:
         """The checks of a secure sum, before its first message; raises ProtocolViolation.
 
         The scales are noted in each history.
 
         Args:
-            model: The model that was received; None if the task sends none.
             chain: The transcript that the task goes on from, as these clients have checked it.
         """
         check_versions(self.task, chain)
-        if not next(iter(self.participants.values())).owner.policy.allow_differencing:
-            check_layout(self.task, model, chain)
-        admitted = AdmittedSum(admitted=self, encoding=check_encoding(self.task, model), chain=chain)
+        admitted = AdmittedSum(admitted=self, encoding=check_encoding(self.task), chain=chain)
         checked: set[tuple[tuple[str, int], ...]] = set()
         for client, participant in self.participants.items():
             follow_scales(self.task, admitted.encoding, participant.history)
@@ -95,10 +93,24 @@ class AdmittedSum:
     encoding: AnyEncoding
     chain: Chain
 
+    def check_model(self, model: ModelState | None) -> None:
+        """The checks of the model, before it is used; raises ProtocolViolation.
+
+        Args:
+            model: The model that was received; None if the task sends none.
+        """
+        task = self.admitted.task
+        if not self._first.owner.policy.allow_differencing:
+            check_layout(task, model, self.chain)
+        check_trained_layout(task, self.encoding, model)
+
     def parameters(self, model_hash: bytes | None) -> RoundParameters:
-        """What ctx is made of; `model_hash` is the SHA-256 of the very file that was received."""
-        first = next(iter(self.admitted.participants.values()))
-        return derive_parameters(self.admitted.task, first.owner, model_hash)
+        """What ctx is made of; `model_hash` is the SHA-256 of the only file that these clients train from."""
+        return derive_parameters(self.admitted.task, self._first.owner, model_hash)
+
+    @property
+    def _first(self) -> Participant:
+        return next(iter(self.admitted.participants.values()))
 
     def account(self, client: int) -> PrivacySpending:
         """What the sum costs a client of its epsilon."""

@@ -13,22 +13,26 @@ from fedcore.state import ModelState
 from fedcore.wire.tasks import Task
 
 
-def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
-    """The encoding of a secure task, when it is sound and fits the model that this client received."""
+def check_encoding(task: Task) -> AnyEncoding:
+    """The encoding of a secure task, when it is sound and fits the task."""
     encoding = sound_encoding(task)
     if encoding.n_max != len(task.cohort):
         raise ProtocolViolation(
             "encoding-refused", f"the encoding is for {encoding.n_max} clients, the cohort has {len(task.cohort)}"
         )
-    layout = model.layout if model is not None and task.trains else None
-    if (layout is None) != (encoding.layout is None):
+    if (task.model is not None and task.trains) != (encoding.layout is not None):
         raise ProtocolViolation("layout-mismatch", "the encoding and the task disagree on whether a model is trained")
-    if layout is not None and encoding.layout is not None:
-        try:
-            layout.check_same(encoding.layout, what="the announced encoding")
-        except EncodingError as error:
-            raise ProtocolViolation("layout-mismatch", str(error)) from None
     return encoding
+
+
+def check_trained_layout(task: Task, encoding: AnyEncoding, model: ModelState | None) -> None:
+    """Refuse a model that is to be trained and has other tensors than its encoding; raises ProtocolViolation."""
+    if model is None or encoding.layout is None or not task.trains:
+        return
+    try:
+        model.layout.check_same(encoding.layout, what="the announced encoding")
+    except EncodingError as error:
+        raise ProtocolViolation("layout-mismatch", str(error)) from None
 
 
 def follow_scales(task: Task, encoding: AnyEncoding, ledger: ClientHistory) -> None:

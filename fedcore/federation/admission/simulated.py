@@ -223,7 +223,8 @@ class SimulatedOwners:
         exchange = self._admitted = AdmittedExchange(admitted=admitted, chain=self.chain)
         self._check_first_model(task)
         if task.aggregation == "secure" and not is_draw(task):
-            exchange.sum = admitted.admit_sum(model, self.chain)
+            exchange.sum = admitted.admit_sum(self.chain)
+            exchange.sum.check_model(model)
             self._know_model(task, model)
         return exchange
 

@@ -73,6 +73,27 @@ class TestConnections:
             await network.send(request(kit), content)
         assert len(set(server.ports)) == 2
 
+    async def test_what_is_large_has_a_connection_of_its_own(
+        self, kit: ClientKit, network: BlockingTransport, listening_to: Listening
+    ) -> None:
+        server, is_answered, goes_on = Counted(), threading.Event(), threading.Event()
+
+        def wait(response: HttpResponse) -> bytes:
+            is_answered.set()
+            goes_on.wait()
+            return content(response)
+
+        async with listening_to(server.app):
+            waiting = asyncio.create_task(network.send(request(kit), wait, read_seconds=9.0))
+            await asyncio.to_thread(is_answered.wait)
+            await network.send(request(kit, "PUT", body=b"large"), content)
+            goes_on.set()
+            await waiting
+            small, large = server.ports
+            for seconds, port in ((None, large), (9.0, small), (9.0, small), (None, large)):
+                await network.send(request(kit), content, read_seconds=seconds)
+                assert server.ports[-1] == port
+
     async def test_a_connection_that_is_never_accepted_can_be_given_up(self, kit: ClientKit) -> None:
         network = BlockingTransport(
             tls_context(kit.ca_file), read_seconds=45.0, trust_env=False, connect_seconds=3600.0

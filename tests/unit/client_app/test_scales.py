@@ -59,4 +59,4 @@ def test_a_cohort_that_is_said_to_be_larger(make_task: Callable[..., Task]) -> N
     for n_max in (3, 8):
         task = make_task(encoding=encoding_to_json(dataclasses.replace(FIRST, n_max=n_max)))
         with raises(ProtocolViolation, check="encoding-refused", match=rf"\b{n_max}\b"):
-            check_encoding(task, MODEL)
+            check_encoding(task)
