@@ -205,7 +205,7 @@ class Flower:
         app = APPS / ("noop" if job.kind == PLAIN else "secagg_plus")
         config = f"num-server-rounds={job.rounds} min-nodes={job.clients} parameters={job.parameters}"
         work = WorkLog([self.folder / "logs" / f"{name}.log" for name in self.names])
-        words: list[str | Path] = [_script("flwr"), "run", app, "local", "--stream", "--run-config", config]
+        words: list[str | Path] = [flower_script("flwr"), "run", app, "local", "--stream", "--run-config", config]
         with Watch(server=self.server, client=self.client, relay=self.relay) as watch:
             cli = self.group.start("run", words)
             try:
@@ -229,15 +229,15 @@ _STARTED_BY_FLOWER: Final = ("flower-superexec", "flwr-serverapp", "flwr-clienta
 def flower(folder: Path, *, clients: int) -> Iterator[Flower]:
     """With the certificate of a fedcore federation: TLS to the SuperLink, as to our server."""
     for name in _STARTED_BY_FLOWER:  # it waits for ever for what it cannot start
-        _script(name)
+        flower_script(name)
     made = LocalFederation.create(folder / "federation", clients=2)
     certificates = made.folder / "server"
     port = free_port()
     with CountingRelay(port, made.port) as relay:
-        environment = _flower_environment(folder, certificates / "ca.crt", port)
+        environment = flower_environment(folder, certificates / "ca.crt", f"localhost:{port}")
         with ChildProcesses(folder / "logs", environment) as group:
             link: list[str | Path] = [
-                _script("flower-superlink"),
+                flower_script("flower-superlink"),
                 "--port",
                 str(port),
                 "--disable-runtime-dependency-installation",
@@ -270,15 +270,21 @@ def flower(folder: Path, *, clients: int) -> Iterator[Flower]:
 
 def _supernode(number: int, clients: int, port: int, ca: Path) -> list[str | Path]:
     words: list[str | Path] = ["--superlink", f"localhost:{port}", "--port", str(free_port()), "--root-certificates"]
-    return [_script("flower-supernode"), *words, ca, "--node-config", f"partition-id={number} num-partitions={clients}"]
+    return [
+        flower_script("flower-supernode"),
+        *words,
+        ca,
+        "--node-config",
+        f"partition-id={number} num-partitions={clients}",
+    ]
 
 
-def _flower_environment(folder: Path, ca: Path, port: int) -> dict[str, str]:
+def flower_environment(folder: Path, ca: Path, address: str) -> dict[str, str]:
     """Nobody is called, and a waiting task is looked for five times a second instead of once."""
     home = folder / "home"
     home.mkdir()
     (home / "config.toml").write_text(
-        f'[superlink.local]\naddress = "localhost:{port}"\nroot-certificates = "{ca}"\n',
+        f'[superlink.local]\naddress = "{address}"\nroot-certificates = "{ca}"\n',
         encoding="utf-8",
     )
     return {
@@ -291,7 +297,7 @@ def _flower_environment(folder: Path, ca: Path, port: int) -> dict[str, str]:
     }
 
 
-def _script(name: str) -> Path:
+def flower_script(name: str) -> Path:
     """A command of this environment; raises EnvironmentFailure if it is missing."""
     beside = Path(sys.executable).parent / name
     if beside.exists():

@@ -7,6 +7,8 @@ app trains nothing. limit: the bytes of a round of these settings, the model dow
 line; round trips, headers and TCP's beginning are what is above it. The first round of a run, in which nothing is known
 of magnitudes and every client fetches the whole model, is compared with the model down and the same update up.
 
+Flower's column is plain, with the same app and TLS: `wan_flower.py`.
+
 A line of 300 ms loses one packet of a hundred, and a packet that would wait a second for a line is lost as well. The
 cut takes one site's line away for a minute in the middle of its upload; the run has to end with that site in every
 round.
@@ -15,6 +17,7 @@ round.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import threading
@@ -31,13 +34,15 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized, wait_connected
-from benchmarks.relay import Cuts, Node, is_possible, nodes
+from benchmarks.relay import MTU, Cuts, Node, is_possible, nodes
+from benchmarks.wan_flower import flower_sites
 from fedcore.comparison.federation import follow
 from fedcore.comparison.local_federation import FEDCORE, run_command
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
 from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.monitoring.run_record import RunRecord
+from fedcore.simulation.devices.network import PLAIN_TRIPS, SECURE_TRIPS
 from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import RunEvent, StageProgress
@@ -60,9 +65,17 @@ KINDS: Mapping[str, Mapping[str, Scalar]] = {
     "quarter": {"upload-fraction": 0.25, "download-bits": 16},
 }
 """Settings by kind; secure: 16 bits up and 32 down, quarter: 8 bits up and 16 down."""
-BYTES = {"plain": (4.0, 4.0), "secure": (4.0, 2.0), "quarter": (2.0, 1.0)}
+FLOWER = "flower"
+"""Flower's plain rounds, in place of settings of ours."""
+BYTES = {"plain": (4.0, 4.0), "secure": (4.0, 2.0), "quarter": (2.0, 1.0), FLOWER: (4.0, 4.0)}
 """Bytes a parameter of a later round, down and up."""
 FIRST_DOWN = 4.0
+TRIPS = {"plain": PLAIN_TRIPS, "secure": SECURE_TRIPS, "quarter": SECURE_TRIPS}
+"""Round trips of a round that wait for one another; those of the keys pass while the model comes."""
+HEADERS = MTU / (MTU - 52) * (1 + 22 / 2**14)
+"""Bytes on the line over those that are sent: IPv4, TCP with timestamps, records of TLS."""
+FLOWER_AIM = 1.0
+"""The least that Flower's seconds may be of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +106,7 @@ class Cell:
         """Those of a run that ended well; with a cut, whether it did."""
         if self.cut:
             return [Figure(name=f"ends_well_{self.name}", value=float(not self.failure), aim=1.0, at_least=True)]
-        if not self.seconds:
+        if not self.seconds or self.kind == FLOWER:
             return []
         first = Figure(
             name=f"first_round_over_line_limit_{self.name}",
@@ -105,14 +118,22 @@ class Cell:
         later = median(self.seconds[1:]) / self.limit(first=False)
         return [first, Figure(name=f"round_over_line_limit_{self.name}", value=later, aim=LATER_AIM)]
 
+    def with_headers(self) -> float:
+        """The limit of a later round with what TCP, IP and TLS add to each packet, and with the round trips."""
+        trip = LineSpeed.parse(self.line).round_trip or 0.0
+        return self.limit(first=False) * HEADERS + TRIPS.get(self.kind, 0) * trip
+
     def row(self) -> tuple[str, ...]:
         """For the table."""
         head = (self.line, _power(self.parameters), self.kind + (f", cut for {self.cut:.0f} s" if self.cut else ""))
         limits = (f"{self.limit(first=True):.1f}", f"{self.limit(first=False):.1f}")
         if not self.seconds:
-            return (*head, *limits, "failed", "", "")
-        ratio = f"{median(self.seconds[1:]) / self.limit(first=False):.2f}" if len(self.seconds) > 1 else ""
-        return (*head, *limits, f"{self.seconds[0]:.1f}", " ".join(f"{one:.1f}" for one in self.seconds[1:]), ratio)
+            return (*head, *limits, "failed", "", "", "")
+        first, later = f"{self.seconds[0]:.1f}", " ".join(f"{one:.1f}" for one in self.seconds[1:])
+        if len(self.seconds) == 1:
+            return (*head, *limits, first, later, "", "")
+        of_limit, of_all = (median(self.seconds[1:]) / one for one in (self.limit(first=False), self.with_headers()))
+        return (*head, *limits, first, later, f"{of_limit:.2f}", f"{of_all:.2f}" if self.kind in TRIPS else "")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,22 +197,30 @@ def round_seconds(record: RunRecord) -> tuple[float, ...]:
 
 
 @contextmanager
-def sites_on(line: str) -> Iterator[Sites]:
-    """A server and clients, each in a namespace; all have joined when the block begins."""
-    speed, cuts = LineSpeed.parse(line), Cuts(CLIENTS + 1)
+def nodes_on(line: str, cuts: Cuts) -> Iterator[list[Node]]:
+    """A server's namespace, and one for each client on a line of its own."""
+    speed = LineSpeed.parse(line)
     assert speed.down is not None
     trip = speed.round_trip or 0.0
+    with nodes(
+        CLIENTS + 1,
+        bandwidth=speed.down * 8,
+        latency=trip / 2,
+        cuts=cuts,
+        first=SERVER_BITS,
+        queue=QUEUE_SECONDS,
+        loss=LOSS / 2 if trip >= LOSSY_TRIP else 0.0,
+    ) as made:
+        yield made
+
+
+@contextmanager
+def sites_on(line: str) -> Iterator[Sites]:
+    """A server and clients, each in a namespace; all have joined when the block begins."""
+    cuts = Cuts(CLIENTS + 1)
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-wan-") as name,
-        nodes(
-            CLIENTS + 1,
-            bandwidth=speed.down * 8,
-            latency=trip / 2,
-            cuts=cuts,
-            first=SERVER_BITS,
-            queue=QUEUE_SECONDS,
-            loss=LOSS / 2 if trip >= LOSSY_TRIP else 0.0,
-        ) as (server, *clients),
+        nodes_on(line, cuts) as (server, *clients),
         ChildProcesses(Path(name) / "logs", quiet_environment()) as group,
     ):
         made = provision(
@@ -218,6 +247,23 @@ def sites_on(line: str) -> Iterator[Sites]:
         )
 
 
+def flower_on(line: str, sizes: Sequence[int], *, rounds: int) -> Iterator[Cell]:
+    """Runs of Flower, one a size; a failure is a result."""
+    with tempfile.TemporaryDirectory(prefix="fedcore-wan-", ignore_cleanup_errors=True) as name:
+        try:
+            with (
+                nodes_on(line, Cuts(CLIENTS + 1)) as (server, *clients),
+                flower_sites(server, clients, Path(name)) as sites,
+            ):
+                for size in sizes:
+                    cell = Cell(line=line, parameters=size, kind=FLOWER, seconds=sites.run(size, rounds=rounds))
+                    say(", ".join(cell.row()))
+                    yield cell
+        except EnvironmentFailure as error:
+            say(f"{line}, Flower: {error}")
+            yield Cell(line=line, parameters=sizes[0], kind=FLOWER, failure=str(error))
+
+
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
@@ -232,35 +278,65 @@ def measure(arguments: argparse.Namespace) -> Report:
         whole=["10mbit,80ms", "2mbit,300ms", "1mbit,300ms"],
     )
     sizes = [int(size) for size in arguments.sizes or sized(arguments, smallest=[1e4], quick=[1e5], whole=[1e6, 1e7])]
-    kinds = arguments.kinds or sized(arguments, smallest=["secure"], quick=["plain", "secure"], whole=list(KINDS))
+    kinds = arguments.kinds or sized(arguments, smallest=["secure"], quick=["plain", "secure"], whole=[*KINDS, FLOWER])
     rounds = arguments.rounds or sized(arguments, smallest=2, quick=3, whole=3)
     cells = []
     for line in lines:
         say(f"starting a server and {CLIENTS} sites on {line}")
-        with sites_on(line) as sites:
-            cells += [sites.run(kind, size, rounds=rounds) for size in sizes for kind in kinds]
-            if line == arguments.cut:
-                cells.append(sites.run("secure", sizes[0], rounds=2, cut=CUT_SECONDS))
+        own = [kind for kind in kinds if kind != FLOWER]
+        if own or line == arguments.cut:
+            with sites_on(line) as sites:
+                cells += [sites.run(kind, size, rounds=rounds) for size in sizes for kind in own]
+                if line == arguments.cut:
+                    cells.append(sites.run("secure", sizes[0], rounds=2, cut=CUT_SECONDS))
+        if FLOWER in kinds:
+            cells += flower_on(line, sizes, rounds=rounds)
     return report(cells)
 
 
 def report(cells: Sequence[Cell]) -> Report:
     """Ratios of what ended well, and the table."""
-    header = ("line", "d", "kind", "limit s, first", "limit s", "first round s", "later rounds s", "over limit")
+    header = (
+        "line", "d", "kind", "limit s, first", "limit s", "first round s", "later rounds s", "over limit",
+        "over limit with headers and trips",
+    )  # fmt: skip
     failures = [
         f"{cell.line}, {_power(cell.parameters)}, {cell.kind}: {cell.failure}" for cell in cells if cell.failure
     ]
     return Report(
         benchmark="wan",
-        figures=tuple(figure for cell in cells for figure in cell.figures()),
+        figures=(*(figure for cell in cells for figure in cell.figures()), *_over_ours(cells)),
         tables=(Table(title=f"Seconds a round, {CLIENTS} sites", header=header, rows=tuple(c.row() for c in cells)),),
         notes=(
             "each site in a namespace on a line of its own, TLS on; the server's has 1 Gbit/s; benchmarks/apps/noop",
             f"from {LOSSY_TRIP * 1e3:.0f} ms on lines lose {LOSS:.0%} of packets; a queue holds {QUEUE_SECONDS:g} s",
             "limit: bytes of the model and the update at the speed of the line; of the first round the whole model",
+            f"headers and trips: TCP, IP and TLS add {HEADERS - 1:.1%} to the bytes, and {PLAIN_TRIPS} round trips of a "
+            f"plain round and {SECURE_TRIPS} of a secure one wait for one another",
+            f"congestion control: {_congestion_control()}; load of the machine at the end: {os.getloadavg()[1]:.0f}",
+            "flower: plain, its rounds from the median site's beginning of work to the next",
             *failures,
         ),
     )
+
+
+def _over_ours(cells: Sequence[Cell]) -> list[Figure]:
+    """Flower's seconds over those of ours, both plain."""
+    medians = {(one.line, one.parameters, one.kind): median(one.seconds[1:]) for one in cells if len(one.seconds) > 1}
+    return [
+        Figure(
+            name=f"flower_over_ours_plain_{_power(size)}_{line.replace(',', '_')}",
+            value=seconds / ours,
+            aim=FLOWER_AIM,
+            at_least=True,
+        )
+        for (line, size, kind), seconds in medians.items()
+        if kind == FLOWER and (ours := medians.get((line, size, "plain")))
+    ]
+
+
+def _congestion_control() -> str:
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
 
 
 def _power(number: int) -> str:
@@ -273,7 +349,7 @@ def main() -> int:
     options = parser("Rounds over slow lines, over the limit of the line.")
     options.add_argument("--lines", nargs="+", metavar="LINE", help="as of fedcore check --line")
     options.add_argument("--sizes", type=float, nargs="+", metavar="D", help="models (default 1e6 1e7)")
-    options.add_argument("--kinds", nargs="+", choices=list(KINDS), help="default: all")
+    options.add_argument("--kinds", nargs="+", choices=[*KINDS, FLOWER], help="default: all")
     options.add_argument("--rounds", type=int, help="of each run, the first included (default 3)")
     options.add_argument(
         "--cut", default="", metavar="LINE", help="on which of the lines a site is cut off for a minute"
