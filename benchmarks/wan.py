@@ -66,7 +66,7 @@ KINDS: Mapping[str, Mapping[str, Scalar]] = {
 }
 """Settings by kind; secure: 16 bits up and 32 down, quarter: 8 bits up and 16 down."""
 FLOWER = "flower"
-"""Flower's plain rounds, in place of settings of ours."""
+"""Flower's plain rounds, in place of our settings."""
 BYTES = {"plain": (4.0, 4.0), "secure": (4.0, 2.0), "quarter": (2.0, 1.0), FLOWER: (4.0, 4.0)}
 """Bytes a parameter of a later round, down and up."""
 FIRST_DOWN = 4.0
@@ -75,7 +75,7 @@ TRIPS = {"plain": PLAIN_TRIPS, "secure": SECURE_TRIPS, "quarter": SECURE_TRIPS}
 HEADERS = MTU / (MTU - 52) * (1 + 22 / 2**14)
 """Bytes on the line over those that are sent: IPv4, TCP with timestamps, records of TLS."""
 FLOWER_AIM = 1.0
-"""The least that Flower's seconds may be of ours."""
+"""The least that Flower's seconds may be of our rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +321,7 @@ def report(cells: Sequence[Cell]) -> Report:
 
 
 def _over_ours(cells: Sequence[Cell]) -> list[Figure]:
-    """Flower's seconds over those of ours, both plain."""
+    """Flower's seconds over our own, both plain."""
     medians = {(one.line, one.parameters, one.kind): median(one.seconds[1:]) for one in cells if len(one.seconds) > 1}
     return [
         Figure(
