@@ -3,9 +3,9 @@
     python benchmarks/wan.py [--json] [--quick] [--lines 10mbit,80ms 2mbit,300ms] [--sizes 1e6] [--kinds plain]
 
 Each site is a network namespace on a line of its own, with TCP of the kernel and TLS; the server's line is fast. The
-app trains nothing. limit: the bytes of a round of these settings, the model down and the update up, at the speed of the
+app trains nothing. limit: the bytes of a round, the model or its change down and the update up, at the speed of the
 line; round trips, headers and TCP's beginning are what is above it. The first round of a run, in which nothing is known
-of magnitudes and every client fetches the whole model, is compared with the model down and the same update up.
+of magnitudes and every client fetches the whole model, is compared with the model down and the last round's update up.
 
 Flower's column is plain, with the same app and TLS: `wan_flower.py`.
 
@@ -62,14 +62,14 @@ FIRST_AIM = 1.5
 KINDS: Mapping[str, Mapping[str, Scalar]] = {
     "plain": {"aggregation": "plain"},
     "secure": {},
-    "quarter": {"upload-fraction": 0.25, "download-bits": 16},
+    "quarter": {"upload-fraction": 0.25},
 }
-"""Settings by kind; secure: 16 bits up and 32 down, quarter: 8 bits up and 16 down."""
+"""Settings by kind; secure: 16 bits up, quarter: 8 bits. Down come 32 bits, or those of the last sum if it was not wide
+and a line was known to be slow."""
 FLOWER = "flower"
 """Flower's plain rounds, in place of our settings."""
-BYTES = {"plain": (4.0, 4.0), "secure": (4.0, 2.0), "quarter": (2.0, 1.0), FLOWER: (4.0, 4.0)}
-"""Bytes a parameter of a later round, down and up."""
-FIRST_DOWN = 4.0
+PLAIN_BYTES = 4
+"""A parameter's each way, of plain rounds of both."""
 TRIPS = {"plain": PLAIN_TRIPS, "secure": SECURE_TRIPS, "quarter": SECURE_TRIPS}
 """Round trips of a round that wait for one another; those of the keys pass while the model comes."""
 HEADERS = MTU / (MTU - 52) * (1 + 22 / 2**14)
@@ -86,6 +86,8 @@ class Cell:
     parameters: int
     kind: str
     seconds: tuple[float, ...] = ()
+    sent: tuple[tuple[int, int], ...] = ()
+    """Bytes of each round down to a site and up from it, with the heads of requests."""
     failure: str = ""
     cut: float = 0.0
 
@@ -95,12 +97,27 @@ class Cell:
         cut = "_cut" if self.cut else ""
         return f"{self.kind}_{_power(self.parameters)}_{self.line.replace(',', '_')}{cut}"
 
-    def limit(self, *, first: bool) -> float:
-        """Seconds of the bytes of a round at the speed of the line."""
-        speed, (down, up) = LineSpeed.parse(self.line), BYTES[self.kind]
+    def limit(self, number: int) -> float:
+        """Seconds of the bytes of a round at the speed of the line; of the first with the update of the last."""
+        speed = LineSpeed.parse(self.line)
         assert speed.down is not None
         assert speed.up is not None
-        return self.parameters * ((FIRST_DOWN if first else down) / speed.down + up / speed.up)
+        return self.sent[number][0] / speed.down + self.sent[number or -1][1] / speed.up
+
+    @property
+    def limits(self) -> list[float]:
+        """Of all rounds."""
+        return [self.limit(number) for number in range(len(self.seconds))]
+
+    def over_limit(self) -> float:
+        """The later rounds' seconds over their limits."""
+        return median(seconds / self.limit(number) for number, seconds in enumerate(self.seconds) if number)
+
+    def over_all(self) -> float:
+        """The same with what TCP, IP and TLS add to each packet, and with the round trips."""
+        trips = TRIPS[self.kind] * (LineSpeed.parse(self.line).round_trip or 0.0)
+        limits = (limit * HEADERS + trips for limit in self.limits[1:])
+        return median(seconds / limit for seconds, limit in zip(self.seconds[1:], limits, strict=True))
 
     def figures(self) -> list[Figure]:
         """Those of a run that ended well; with a cut, whether it did."""
@@ -110,30 +127,25 @@ class Cell:
             return []
         first = Figure(
             name=f"first_round_over_line_limit_{self.name}",
-            value=self.seconds[0] / self.limit(first=True),
+            value=self.seconds[0] / self.limit(0),
             aim=FIRST_AIM,
         )
         if len(self.seconds) == 1:
             return [first]
-        later = median(self.seconds[1:]) / self.limit(first=False)
-        return [first, Figure(name=f"round_over_line_limit_{self.name}", value=later, aim=LATER_AIM)]
-
-    def with_headers(self) -> float:
-        """The limit of a later round with what TCP, IP and TLS add to each packet, and with the round trips."""
-        trip = LineSpeed.parse(self.line).round_trip or 0.0
-        return self.limit(first=False) * HEADERS + TRIPS.get(self.kind, 0) * trip
+        return [first, Figure(name=f"round_over_line_limit_{self.name}", value=self.over_limit(), aim=LATER_AIM)]
 
     def row(self) -> tuple[str, ...]:
         """For the table."""
         head = (self.line, _power(self.parameters), self.kind + (f", cut for {self.cut:.0f} s" if self.cut else ""))
-        limits = (f"{self.limit(first=True):.1f}", f"{self.limit(first=False):.1f}")
         if not self.seconds:
-            return (*head, *limits, "failed", "", "", "")
-        first, later = f"{self.seconds[0]:.1f}", " ".join(f"{one:.1f}" for one in self.seconds[1:])
+            return (*head, "failed", *[""] * 5)
+        mb = " ".join(f"{(down + up) / 1e6:.1f}" for down, up in self.sent)
+        times = (mb, *(" ".join(f"{one:.1f}" for one in each) for each in (self.limits, self.seconds)))
+        first = f"{self.seconds[0] / self.limit(0):.2f}"
         if len(self.seconds) == 1:
-            return (*head, *limits, first, later, "", "")
-        of_limit, of_all = (median(self.seconds[1:]) / one for one in (self.limit(first=False), self.with_headers()))
-        return (*head, *limits, first, later, f"{of_limit:.2f}", f"{of_all:.2f}" if self.kind in TRIPS else "")
+            return (*head, *times, first, "", "")
+        over_all = f"{self.over_all():.2f}" if self.kind in TRIPS else ""
+        return (*head, *times, first, f"{self.over_limit():.2f}", over_all)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,12 +184,16 @@ class Sites:
             record = follow(self.group, child, hear)
         finally:
             self.group.stop(name)
-        cell = Cell(line=self.line, parameters=parameters, kind=kind, cut=cut)
         failure = record.reason if record.status != "finished" else ""
         if not failure and (record.dropouts or record.failures):
             failure = "; ".join(map(str, [*record.dropouts, *record.failures]))
         seconds = () if failure else round_seconds(record)
-        made = Cell(line=cell.line, parameters=parameters, kind=kind, seconds=seconds, failure=failure, cut=cut)
+        sent = tuple(
+            (max(one.bytes_down.values()), max(one.bytes_up.values())) for one in record.exchanges if one.trains
+        )
+        made = Cell(
+            line=self.line, parameters=parameters, kind=kind, seconds=seconds, sent=sent, failure=failure, cut=cut
+        )
         say(f"{', '.join(made.row())} {failure}")
         return made
 
@@ -256,7 +272,9 @@ def flower_on(line: str, sizes: Sequence[int], *, rounds: int) -> Iterator[Cell]
                 flower_sites(server, clients, Path(name)) as sites,
             ):
                 for size in sizes:
-                    cell = Cell(line=line, parameters=size, kind=FLOWER, seconds=sites.run(size, rounds=rounds))
+                    seconds = sites.run(size, rounds=rounds)
+                    sent = ((PLAIN_BYTES * size, PLAIN_BYTES * size),) * rounds
+                    cell = Cell(line=line, parameters=size, kind=FLOWER, seconds=seconds, sent=sent)
                     say(", ".join(cell.row()))
                     yield cell
         except EnvironmentFailure as error:
@@ -296,10 +314,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 def report(cells: Sequence[Cell]) -> Report:
     """Ratios of what ended well, and the table."""
-    header = (
-        "line", "d", "kind", "limit s, first", "limit s", "first round s", "later rounds s", "over limit",
-        "over limit with headers and trips",
-    )  # fmt: skip
+    header = ("line", "d", "kind", "MB", "limit s", "seconds", "first over limit", "later", "with headers and trips")
     failures = [
         f"{cell.line}, {_power(cell.parameters)}, {cell.kind}: {cell.failure}" for cell in cells if cell.failure
     ]
@@ -310,9 +325,9 @@ def report(cells: Sequence[Cell]) -> Report:
         notes=(
             "each site in a namespace on a line of its own, TLS on; the server's has 1 Gbit/s; benchmarks/apps/noop",
             f"from {LOSSY_TRIP * 1e3:.0f} ms on lines lose {LOSS:.0%} of packets; a queue holds {QUEUE_SECONDS:g} s",
-            "limit: bytes of the model and the update at the speed of the line; of the first round the whole model",
-            f"headers and trips: TCP, IP and TLS add {HEADERS - 1:.1%} to the bytes, and {PLAIN_TRIPS} round trips of a "
-            f"plain round and {SECURE_TRIPS} of a secure one wait for one another",
+            "limit: bytes of a round down and up at the speed of the line; of the first with the last one's update",
+            f"with headers and trips: over a limit with the {HEADERS - 1:.1%} that TCP, IP and TLS add, and the round "
+            f"trips that wait for one another, {PLAIN_TRIPS} of a plain round and {SECURE_TRIPS} of a secure one",
             f"congestion control: {_congestion_control()}; load of the machine at the end: {os.getloadavg()[1]:.0f}",
             "flower: plain, its rounds from the median site's beginning of work to the next",
             *failures,
