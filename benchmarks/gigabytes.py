@@ -35,6 +35,7 @@ from benchmarks.live import LiveFederation, live_federation
 from benchmarks.resident import Sampling
 from fedcore.comparison.local_federation import LocalFederation
 from fedcore.wire.base import Scalar
+from fedcore.wire.events import ClientDropped, RunEvent, StageProgress, Warned
 
 ROUNDS: Final = 3
 TINY: Final = 10_000
@@ -139,7 +140,7 @@ def measure_cuts(arguments: argparse.Namespace) -> Report:
     config: dict[str, Scalar] = {"parameters": parameters, "num-server-rounds": 1, "dtype": arguments.dtype}
     settings = {"aggregation": "plain", "train-seconds": 3600.0}
     with live_federation(APPS / "gigabytes", clients=2, allow_plain=True, lines=cut_lines) as federation:
-        record = federation.run(run_config=config, settings=settings)
+        record = federation.run(run_config=config, settings=settings, hear=say_stage)
     twice = {way: lines[0].passed[way] - lines[1].passed[way] for way in ("down", "up")}
     whole = sum(lines[1].passed.values())
     rows = [
@@ -173,7 +174,7 @@ def rounds_of(arguments: argparse.Namespace, parameters: int) -> RoundOf:
         live_federation(APPS / arguments.app, clients=arguments.clients, allow_plain=plain) as federation,
         _Peaks(federation) as peaks,
     ):
-        record = federation.run(run_config=config, settings=settings)
+        record = federation.run(run_config=config, settings=settings, hear=say_stage)
     later = [after - before for before, after in pairwise(record.ends)]
     seconds = median(later) if later else 0.0
     say(f"{parameters:.3g} parameters: {record.ends[0]:.1f} s to the end of the first round, then {seconds:.1f} s")
@@ -183,6 +184,14 @@ def rounds_of(arguments: argparse.Namespace, parameters: int) -> RoundOf:
         for way, sizes in (("down", last.bytes_down), ("up", last.bytes_up))
     }
     return RoundOf(memory=dict(peaks.memory), disk=dict(peaks.disk), seconds=seconds, first=record.ends[0], line=line)
+
+
+def say_stage(event: RunEvent) -> None:
+    """Progress of a run whose rounds take minutes."""
+    if isinstance(event, StageProgress):
+        say(f"exchange {event.exchange}, {event.stage}: {event.done} of {event.expected}, {event.seconds:.1f} s")
+    elif isinstance(event, ClientDropped | Warned):
+        say(event.reason if isinstance(event, ClientDropped) else event.line)
 
 
 class _Peaks(Sampling):

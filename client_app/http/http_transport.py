@@ -250,8 +250,8 @@ class HttpTransport:
         with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
             try:
                 with replacing(target, mode=0o600) as file:
-                    self._incoming = ModelDownload(file, size)
-                    return await self._repeat(partial(attempt, self._incoming), None)
+                    self._incoming = incoming = ModelDownload(file, size)
+                    return await self._repeat(partial(attempt, incoming), None, lambda: incoming.received)
             finally:
                 self._incoming = None
 
@@ -352,7 +352,9 @@ class HttpTransport:
             self.traffic.down += down
             self._answers += is_answer
 
-    async def _repeat(self, attempt: Callable[[], Awaitable[Result]], retry: Retry | None) -> Result:
+    async def _repeat(
+        self, attempt: Callable[[], Awaitable[Result]], retry: Retry | None, received: Callable[[], int] = int
+    ) -> Result:
         rule = retry or self.retry
         deadline = RetryDeadline(rule, self._clock, self._answers)
         url = self.url
@@ -369,7 +371,7 @@ class HttpTransport:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_is_transient),
             wait=tenacity.wait_random_exponential(multiplier=rule.first_pause, max=rule.longest_pause),
-            stop=lambda state: deadline.expired(is_away(_error_of(state)), self._answers),
+            stop=lambda state: deadline.expired(is_away(_error_of(state)), self._answers, received()),
             sleep=self._sleep,
             before_sleep=lambda state: self._notify(state, url),
             reraise=True,

@@ -2,7 +2,8 @@
 
 A server that is away comes back: it is being restarted, or another one takes over. An exchange waits for that as long
 as it may last. A request that fails while the server answers others is another matter: something between the two
-resets it, or the server cannot carry it out, and going on for an hour would only keep the others waiting.
+resets it, or the server cannot carry it out, and going on for an hour would only keep the others waiting. A download
+that has come further since is no such matter.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class RetryDeadline:
     """Monotonic seconds."""
     answers: int
     """How many requests, of any kind, had been answered when this one began."""
+    received: int = 0
+    """Bytes of a download that were here after the last attempt."""
     _began: float = field(init=False)
     _stuck_since: float | None = field(default=None, init=False)
 
@@ -57,15 +60,18 @@ class RetryDeadline:
         """Whether the last attempt failed although the server answered others meanwhile."""
         return self._stuck_since is not None
 
-    def expired(self, away: bool, answers: int) -> bool:
+    def expired(self, away: bool, answers: int, received: int = 0) -> bool:
         """Whether an attempt that failed was the last one.
 
         Args:
             away: whether it failed as it does if no server is there.
             answers: how many requests have been answered by now.
+            received: bytes of a download that are here by now.
         """
         now, alone = self.clock(), answers == self.answers
         self.answers = answers
+        if received > self.received:
+            self.received, self._began, self._stuck_since = received, now, None
         if away and alone:
             self._stuck_since = None
             return now - self._began >= self.rule.away_seconds
