@@ -72,6 +72,7 @@ class RetryDeadline:
         self.answers = answers
         if received > self.received:
             self.received, self._began, self._stuck_since = received, now, None
+            return False
         if away and alone:
             self._stuck_since = None
             return now - self._began >= self.rule.away_seconds

@@ -16,6 +16,8 @@ from fedcore.run.settings import JobSettings
 
 LEAST_MODEL: Final = 64 << 20
 """Bytes of a model below which nobody asks for room."""
+SEGMENT_BYTES: Final = 64 << 20
+"""Of a sum, by which it takes the place of large updates."""
 RANK_MODELS: Final = 3.0
 """Weights, gradients, and what the step takes, with plain SGD; Adam takes two more."""
 SERVER_APP_MODELS: Final = 2.5
@@ -90,13 +92,14 @@ class RoomNeeds:
         """Of a round, at the worse of two moments.
 
         The model, which its checkpoint and the ServerApp's own share; what clients get in its place, with its
-        difference; the best one. And then the updates, which all clients may send at the same time, and their sums; or
-        the means that are being made, the saved sums and the copies of them without masks.
+        difference; the best one. And then the updates, which all clients may send at the same time, and of their sums
+        a segment; or the means that are being made, the saved sums and the copies of them without masks.
         """
         if self.plain:
             return 2 * self.model + self.clients * self.update
         models = self.model + self.differences * (self.model + self.model // 2) + self.best * self.model
-        summing, decoding = (self.clients + self.groups) * self.update, self.groups * (self.model + 2 * self.update)
+        segments = self.groups * min(self.update, SEGMENT_BYTES)
+        summing, decoding = self.clients * self.update + segments, self.groups * (self.model + 2 * self.update)
         return models + max(summing, decoding)
 
     @property

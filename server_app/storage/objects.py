@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol, TypeVar
 
@@ -35,6 +35,9 @@ class Objects(Protocol):
     async def remove(self, prefix: str) -> None:
         """Remove the object `prefix`, and all whose keys begin with `prefix/`."""
 
+    async def cut(self, key: str, size: int) -> None:
+        """Nobody needs more than the first `size` bytes of an object any more: the rest may go, and need not."""
+
 
 class DirectoryObjects:
     """Objects in a folder, which may be one that several servers mount; a key is the path below it."""
@@ -56,6 +59,10 @@ class DirectoryObjects:
     async def remove(self, prefix: str) -> None:
         """Of a folder all that is in it."""
         await _in_thread(lambda: remove_object(self._path(prefix)))
+
+    async def cut(self, key: str, size: int) -> None:
+        """Cut the file, unless it is as short already, or gone."""
+        await _in_thread(lambda: _cut(self._path(key), size))
 
     def _path(self, key: str) -> Path:
         return self._root / checked(key)
@@ -126,6 +133,12 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _cut(path: Path, size: int) -> None:
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > size:
+            os.truncate(path, size)
 
 
 def remove_object(path: Path) -> None:

@@ -99,6 +99,9 @@ class S3Objects:
         with trouble_named():
             await in_thread(remove_object, self._cache / prefix)
 
+    async def cut(self, key: str, size: int) -> None:
+        """Nothing: neither an object of a bucket nor the copy of it changes."""
+
     def _copy(self, key: str, e_tag: str | None) -> Path:
         return self._cache / key / f"{hashlib.sha256((e_tag or '').encode()).hexdigest()[:32]}.copy"
 

@@ -25,7 +25,7 @@ class Gone(Exception):
 
 @dataclass
 class Life:
-    """One process. writes: after how many it dies, None for never; puts: whether an object that was put is one too."""
+    """One process. writes: after how many it dies, None for never; puts: whether objects put or cut are some too."""
 
     writes: int | None
     puts: bool

@@ -50,7 +50,7 @@ from .services import Clock, lenient, open_services
 T = TypeVar("T")
 RUN = "run"
 COMMITS = ("add_exchange", "close_stage", "add_receipt", "save_partial_sum", "end_exchange")
-WRITES = (*COMMITS, "put", "remove")
+WRITES = (*COMMITS, "put", "remove", "cut")
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Rig:
     def make(self, life: Life) -> Exchange:
         """The exchange as a process has it."""
         store = Dying(self.services.store, life, writes=WRITES, counted=COMMITS, look=self.look)
-        counted = ("put",) if life.puts else ()
+        counted = ("put", "cut") if life.puts else ()
         objects = Dying(self.services.objects, life, writes=WRITES, counted=counted, look=self.look)
         return self.exchange_over(store, objects)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -38,7 +39,7 @@ JOIN = JoinIn(app_sha256="0" * 64, version="1")
 QUICK = Retry(stuck_seconds=0.5, first_pause=0.01, longest_pause=0.05)
 
 
-def broken() -> Response:
+def broken() -> StreamingResponse:
     """An answer whose connection ends in the middle."""
 
     async def content() -> AsyncIterator[bytes]:
@@ -306,6 +307,36 @@ class TestRetryDeadline:
         assert not deadline.expired(True, 1)
         now[0] = 100.0
         assert not deadline.expired(True, 2)
+
+    def test_a_download_that_comes_further_is_not_given_up(self) -> None:
+        now = [0.0]
+        deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=0)
+        for cut, now[0] in enumerate((70.0, 140.0, 210.0), start=1):
+            assert not deadline.expired(True, cut, 1000 * cut)
+        now[0] = 269.0
+        assert not deadline.expired(True, 4, 3000)
+        now[0] = 330.0
+        assert deadline.expired(True, 5, 3000)
+
+    @pytest.mark.parametrize("retry", [Retry(stuck_seconds=0.0, first_pause=0.001, longest_pause=0.001)])
+    async def test_a_line_that_is_cut_after_each_byte_carries_a_model(
+        self, script: Script, client: Client, tmp_path: Path
+    ) -> None:
+        came = []
+
+        def next_byte(_: bytes) -> Response:
+            came.append(len(came))
+            first = {"etag": '"one"', "content-length": "10"}
+            rest = {"content-range": f"bytes {came[-1]}-9/10", "content-length": str(10 - came[-1])}
+            return StreamingResponse(broken().body_iterator, 206 if came[-1] else 200, rest if came[-1] else first)
+
+        script.lies["model"] = next_byte
+        async with script.serving():
+            await client.transport.download(
+                "/v1/model", tmp_path / "model", size=10, sha256=hashlib.sha256(b"x" * 10).hexdigest()
+            )
+        assert (tmp_path / "model").read_bytes() == b"x" * 10
+        assert len(came) == 10
 
     @pytest.mark.parametrize("retry", [QUICK])
     async def test_a_request_that_alone_fails_is_named(self, script: Script, client: Client, tmp_path: Path) -> None:

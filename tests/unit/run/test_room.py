@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcore.errors import OutOfMemory, StorageFull
-from fedcore.run.room import RoomNeeds, check_disk, check_memory, room_line
+from fedcore.run.room import SEGMENT_BYTES, RoomNeeds, check_disk, check_memory, room_line
 from fedcore.run.settings import JobSettings
 
 GIGABYTE = 10**9
@@ -25,7 +25,7 @@ def test_what_a_model_of_five_gigabytes_takes() -> None:
 
 def test_all_clients_may_send_at_the_same_time() -> None:
     few, many = (RoomNeeds(model=GIGABYTE, update=GIGABYTE, clients=count) for count in (4, 400))
-    assert (few.server_disk, many.server_disk) == (6 * GIGABYTE, 402 * GIGABYTE)
+    assert (few.server_disk, many.server_disk) == (5 * GIGABYTE + SEGMENT_BYTES, 401 * GIGABYTE + SEGMENT_BYTES)
 
 
 def test_settings_of_a_run_that_take_more_of_the_server() -> None:
@@ -33,9 +33,10 @@ def test_settings_of_a_run_that_take_more_of_the_server() -> None:
         needs = RoomNeeds.of(JobSettings(**settings), model=GIGABYTE, update=GIGABYTE // 2, clients=6)
         return needs.server_disk / GIGABYTE
 
-    assert disk() == 4.5
-    assert disk(download_bits=16) == 6
-    assert disk(best_model="accuracy:max") == 5.5
+    segment = SEGMENT_BYTES / GIGABYTE
+    assert disk() == 4 + segment
+    assert disk(download_bits=16) == 5.5 + segment
+    assert disk(best_model="accuracy:max") == 5 + segment
     assert disk(groups=3) == 7
     assert RoomNeeds.of(JobSettings(groups=3), model=7, update=7, clients=6).server_disk_a_round == 21
 

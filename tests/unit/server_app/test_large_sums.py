@@ -1,0 +1,154 @@
+"""Sums of large vectors, whose segments take the place of what they hold; segments have 100 words here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.mortal import Rig, rig
+from support.serverside import until
+
+from fedcore.errors import UsageError
+from fedcore.federation import FederationFolder
+from fedcore.run.engine.outcome import ExchangeOutcome
+from fedcore.run.exchange import encoding_of
+from server_app.exchanges.sum_file import SavedSum, Segment, fold_file, nothing_saved, segment_digests
+from server_app.storage.store import Store
+
+WORDS = 100
+LIVES = [(None, False), (1, False), (2, True), (3, True), (5, True)]
+"""After how many writes each process dies; True if objects count as well."""
+
+
+@pytest.fixture(params=[1, 1 << 30], ids=["a sum after two vectors", "one sum"])
+def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones, and how many bytes of vectors wait."""
+    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", WORDS)
+    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_BYTES", request.param)
+    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_VECTORS", 2)
+
+
+async def play(here: Rig, writes: int | None, *, puts: bool = False, leaves: str = "") -> ExchangeOutcome:
+    """One exchange, which client 4 leaves before a step."""
+    leading = asyncio.create_task(here.lead(writes, puts=puts))
+    await until(lambda: bool(here.lives))
+    working = asyncio.gather(*(here.client(number, leaves if number == 4 else "") for number in here.kits))
+    end = await leading
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    return end
+
+
+async def mean_of(here: Rig, end: ExchangeOutcome) -> bytes:
+    assert end.total is not None, end.failure
+    assert end.total.mean is not None
+    return await asyncio.to_thread((await here.services.objects.fetch(end.total.mean)).read_bytes)
+
+
+@pytest.mark.parametrize("leaves", ["", "upload", "sign"])
+async def test_killed_after_any_write_it_is_the_sum_that_a_small_one_is(
+    federation: FederationFolder, tmp_path: Path, leaves: str, segments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for number, (writes, puts) in enumerate(LIVES):
+        (folder := tmp_path / str(number)).mkdir()
+        async with rig(federation, folder) as here:
+            end = await play(here, writes, puts=puts, leaves=leaves)
+            found.append((await mean_of(here, end), end.survivors))
+            assert here.witness.equivocations == []
+            assert writes is None or len(here.lives) >= 5
+            objects = folder / "data" / "runs" / "run" / "exchanges" / "1"
+            assert [path.name for path in objects.iterdir()] == ["mean"] or writes
+    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", 1 << 20)
+    async with rig(federation, tmp_path) as here:
+        small = await mean_of(here, end := await play(here, None, leaves=leaves)), end.survivors
+    assert found == [small] * len(LIVES)
+
+
+async def test_a_sum_takes_the_place_of_its_vectors(
+    federation: FederationFolder, tmp_path: Path, segments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every commit of a segment: the vectors, and one segment."""
+    sizes: list[int] = []
+    real = Store.save_partial_sum
+
+    async def looks(self: Store, run: str, exchange: int, folded: Mapping[str, Any]) -> None:
+        files = [*(tmp_path / "data" / "runs").rglob("*"), *here.services.spool.folder.iterdir()]
+        sizes.append(sum(path.stat().st_size for path in files if path.is_file()))
+        await real(self, run, exchange, folded)
+
+    monkeypatch.setattr(Store, "save_partial_sum", looks)
+    async with rig(federation, tmp_path) as here:
+        end = await play(here, None)
+        assert end.total is not None, end.failure
+        vector = encoding_of(here.task).words * 8
+    assert len(sizes) >= vector // (WORDS * 8)
+    assert max(sizes) <= 4 * vector + WORDS * 8
+    assert min(sizes) <= vector + 3 * WORDS * 8 * 2
+
+
+async def test_what_is_left_of_a_vector_is_looked_at_after_a_restart(
+    federation: FederationFolder, tmp_path: Path, segments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_middle, real = asyncio.Event(), Store.save_partial_sum
+
+    async def tells(self: Store, run: str, exchange: int, folded: Mapping[str, Any]) -> None:
+        await real(self, run, exchange, folded)
+        if folded.get("left", 0) == 2:
+            in_the_middle.set()
+
+    monkeypatch.setattr(Store, "save_partial_sum", tells)
+    async with rig(federation, tmp_path) as here:
+        leading = asyncio.create_task(here.lead(None))
+        await until(lambda: bool(here.lives))
+        working = asyncio.gather(*(here.client(number) for number in here.kits))
+        await in_the_middle.wait()
+        here.lives[-1].dead.set()
+        await here.lives[-1].settle()
+        vectors = tmp_path / "data" / "runs" / "run" / "exchanges" / "1" / "updates"
+        for path in vectors.iterdir():
+            content = bytearray(path.read_bytes())
+            content[0] ^= 1
+            path.write_bytes(content)
+        end = await leading
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        assert end.failure is not None
+        assert "changed on the server's disk" in end.failure.reason
+
+
+def test_a_saved_sum_is_described_and_read_again() -> None:
+    one = SavedSum(clients=frozenset({1, 2}), segments=(Segment(key="k", sha256="ab"),))
+    assert one.to_json() == {"clients": [1, 2], "key": "k", "sha256": "ab"}
+    begun = nothing_saved(8 << 21).begin({3: ("a", "b")}).add_last(Segment(key="s", sha256="cd"))
+    assert (begun.left, begun.clients, begun.segments[0]) == (1, frozenset(), None)
+    whole = begun.add_last(Segment(key="t", sha256="ef"))
+    assert (whole.clients, dict(whole.adding)) == (frozenset({3}), {})
+    for saved in (one, begun, whole):
+        assert SavedSum.from_json(saved.to_json()) == saved
+    assert SavedSum.from_json({"key": "k", "clients": [1]}).segments == (Segment(key="k", sha256=""),)
+
+
+@pytest.mark.parametrize("words", [1, 100, 250])
+def test_segments_of_a_vector_are_added_one_by_one(tmp_path: Path, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    vector, total = (np.random.default_rng(words + one).integers(0, 2**64, words, dtype="<u8") for one in range(2))
+    vector.tofile(tmp_path / "vector")
+    pieces = []
+    for start in range(0, words, WORDS):
+        total[start : start + WORDS].tofile(tmp_path / "piece")
+        fold_file(tmp_path / "vector", tmp_path / "piece", threads=2, start=start)
+        pieces.append(np.fromfile(tmp_path / "piece", "<u8"))
+    np.testing.assert_array_equal(np.concatenate(pieces), total + vector)
+    np.zeros(words, "<u8").tofile(tmp_path / "whole")
+    for number, piece in enumerate(pieces):
+        piece.tofile(tmp_path / "piece")
+        fold_file(tmp_path / "piece", tmp_path / "whole", threads=2, start=number * WORDS)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "whole", "<u8"), total + vector)
+    with pytest.raises(UsageError):
+        fold_file(tmp_path / "vector", tmp_path / "piece", threads=2, start=words)
+    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", WORDS)
+    assert len(segment_digests(tmp_path / "vector")) == len(pieces)
