@@ -206,7 +206,8 @@ class _Peaks(Sampling):
 
     def look(self) -> None:
         for process in psutil.Process().children():
-            with contextlib.suppress(psutil.Error, OSError):
+            # A child that has not become a client yet has no kit.
+            with contextlib.suppress(psutil.Error, OSError, ValueError):
                 party = "server" if process.pid == self._server else "client"
                 folder = self._folder_of(process)
                 below = process.children(recursive=True)
