@@ -41,6 +41,17 @@ async def test_objects_are_removed_by_their_prefix(objects: Objects, tmp_path: P
         await objects.fetch("runs/r2/model")
 
 
+async def test_of_an_object_that_is_cut_the_beginning_stays(objects: Objects, tmp_path: Path) -> None:
+    await objects.put(new_file(tmp_path, b"begins and ends"), "runs/r/update")
+    for size in (6, 10, 20):
+        await objects.cut("runs/r/update", size)
+        assert (await objects.fetch("runs/r/update")).read_bytes()[:6] == b"begins"
+    await objects.remove("runs/r/update")
+    await objects.cut("runs/r/update", 6)
+    with pytest.raises(KeyError):
+        await objects.fetch("runs/r/update")
+
+
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "runs/../../x", "runs//x", "runs/"])
 async def test_a_key_stays_below_the_root(objects: Objects, tmp_path: Path, key: str) -> None:
     path = new_file(tmp_path, b"x")
