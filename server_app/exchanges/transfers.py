@@ -84,16 +84,21 @@ def _speed(received: int | None, seconds: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A transfer, as far as it has come: bytes, and seconds since its beginning."""
+    """A transfer, as far as it has come: bytes, of so many in all, and seconds since its beginning."""
 
     what: Transfer
     received: int
+    size: int
     seconds: float
 
     @property
     def speed(self) -> float:
         """Bytes a second."""
         return self.received / max(self.seconds, 1e-3)
+
+    def __str__(self) -> str:
+        received = units.size(min(self.received, self.size))  # a part that was sent again counts twice
+        return f"{self.what.value}: {received} of {units.size(self.size)} in {self.seconds:.0f} s"
 
 
 class Transfers:
@@ -141,9 +146,11 @@ class Transfers:
         """The transfer that the client is in the middle of, if any of it has come."""
         now, download, upload = self._clock(), self._downloads.get(client), self._uploads.get(client)
         if download is not None and download.received:
-            return Measure(what=Transfer.DOWNLOAD, received=download.received, seconds=now - download.began)
+            seconds = now - download.began
+            return Measure(what=Transfer.DOWNLOAD, received=download.received, size=download.size, seconds=seconds)
         if upload is not None and upload.received:
-            return Measure(what=Transfer.UPLOAD, received=upload.received, seconds=now - upload.began)
+            seconds = now - upload.began
+            return Measure(what=Transfer.UPLOAD, received=upload.received, size=upload.size, seconds=seconds)
         return None
 
     def end_upload(self, client: int) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from fedcore.run.groups import groups_in
 from fedcore.wire.operator import ClientRunState, RunClientOut, RunClientsOut
 from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.transfers import Transfer
 from server_app.services import Services
 
 ONLINE_SECONDS: Final = 15.0
@@ -56,7 +57,9 @@ def _status(services: Services, client: int, app_sha256: str, exchange: Exchange
         return ClientRunState.DONE, reason
     if reason:
         return ClientRunState.DROPPED, reason
-    return (ClientRunState.UPLOADING if exchange.uploads.received(client) else ClientRunState.TRAINING), ""
+    transfer = exchange.transfers.measure(client)
+    uploads = transfer is not None and transfer.what is Transfer.UPLOAD
+    return (ClientRunState.UPLOADING if uploads else ClientRunState.TRAINING), str(transfer or "")
 
 
 def _idle(services: Services, client: int, app_sha256: str, *, is_candidate: bool) -> tuple[ClientRunState, str]:

@@ -17,6 +17,7 @@ from fedcore.state import ModelState, read_facts, sha256_file
 from fedcore.system.concurrency import end
 from fedcore.wire.base import Message
 from fedcore.wire.operator import RunClientsOut, RunIn, RunsOut
+from fedcore.wire.presence import HeartbeatIn
 from server_app.runs.files.initial_models import MOST_UNCLAIMED
 
 ALL = [1, 2, 3, 4]
@@ -88,15 +89,39 @@ async def test_where_each_client_stands(here: Site, model: ModelState) -> None:
     await members[1].put("update/parts/0", body)
     await members[0].upload()
     await members[2].withdraw()
-    assert await standing(here, run) == {
-        1: ("done", ""),
-        2: ("uploading", ""),
-        3: ("dropped", "withdrew: worker-died"),
-        4: ("training", ""),
+    found = await standing(here, run)
+    assert str(len(body) // 1000) in found[2][1], "how much of it has come"
+    assert {number: state for number, (state, _) in found.items()} == {
+        1: "done",
+        2: "uploading",
+        3: "dropped",
+        4: "training",
     }
+    assert [found[number][1] for number in (1, 3, 4)] == ["", "withdrew: worker-died", ""]
     await end(asked)
     await here.operator("POST", f"/v1/runs/{run}/cancel")
     assert await standing(here, run) == {}, "nobody works for a run that has ended"
+
+
+async def test_how_far_a_transfer_is(here: Site, model: ModelState) -> None:
+    """Also one in a single part, of which the first bytes have come."""
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
+    loads, sends, *_ = members = await here.enter_all()
+    assert loads.task is not None
+    beat = HeartbeatIn(run=run, exchange=loads.task.exchange, received=2000)
+    await loads.ask("POST", "/v1/heartbeat", beat)
+    state, why = (await standing(here, run))[loads.id]
+    assert (state, "2.0 kB" in why) == ("training", True)
+    await asyncio.gather(*(member.secure(until="upload") for member in members))
+    body, _ = sends.vector()
+    exchange = here.application.queue.exchange
+    assert exchange is not None
+    with exchange.transfers.receiving(sends.id, len(body)):
+        exchange.transfers.note_sent(sends.id, 3000)
+        state, why = (await standing(here, run))[sends.id]
+    assert (state, "3.0 kB" in why) == ("uploading", True)
+    await end(asked)
 
 
 async def test_why_a_client_waits(here: Site, model: ModelState) -> None:
