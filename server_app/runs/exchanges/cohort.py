@@ -100,7 +100,7 @@ class CohortSelection:
         *,
         message_type: str,
         same: tuple[int, ...] | None = None,
-        model: int = 0,
+        sizes: Sizes,
     ) -> list[int]:
         """Those of `requested` that are there; raises RoundFailed if too few come in time.
 
@@ -110,8 +110,8 @@ class CohortSelection:
         asked than `requested` names, if they are there. In a buffered run an evaluation goes to clients that do not
         train now.
 
-        model
-            Bytes that each of them downloads; 0 if that is next to nothing.
+        sizes
+            What each of them downloads and uploads.
         """
         chosen, members = frozenset(requested if same is None else same), self.members
         least = max(self._least(len(chosen)), self._least_grouped(message_type))
@@ -123,7 +123,6 @@ class CohortSelection:
         size = len(chosen) + extra
         busy = self._busy(message_type)
         enough = max(least, min(size, len(pool - busy())))
-        sizes = self.slow_lines.sizes(model, message_type)
         present = await self._wait(pool, least, enough, busy, sizes=sizes if same is None else None)
         cohort = list(choose_cohort(chosen, present, size))
         self.slow_lines.announce(self._present(pool), cohort, sizes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
+from math import ceil
 from typing import Any
 
 from fedcore.errors import RoundFailed
@@ -125,8 +126,9 @@ class _DrawRunner:
     async def _announce(self, attempt: Attempt) -> Task:
         run, request = self._run, self._request.exchange
         await run.pause(attempt)
+        sizes = self._sums.sizes(self._request, ceil(len(request.nodes) / run.plan.settings.groups))
         clients = await run.clients.cohort(
-            request.nodes, attempt.number, message_type=request.message_type, model=self._request.fetched
+            request.nodes, attempt.number, message_type=request.message_type, sizes=sizes
         )
         previous = await self._sums.head()
         with run.services.roster.hold() as roster:

@@ -11,11 +11,12 @@ from fedcore.run.engine.events import exchange_done
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.plain import OutgoingMessage, plain_task
 from fedcore.run.retries import Attempts
-from fedcore.wire.tasks import StoredTask, Task
+from fedcore.wire.tasks import StoredTask, Task, is_training
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.plain import PlainExchange
 from server_app.runs.app.messages import PlainExchangeCall
+from server_app.runs.exchanges.slow_lines import Sizes
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
@@ -50,13 +51,13 @@ class PlainExchanges:
         if row is None:
             await self._run.pause(attempt)
             kind = request.call.questions[0].message_type
-            sizes = [message.reference.size for message in request.messages.values()]
+            model = max(message.reference.size for message in request.messages.values())
+            sizes = Sizes(down=model, up=model if is_training(kind) else 0)
             cohort = await self._run.clients.cohort(
-                tuple(request.messages), attempt.number, message_type=kind, model=max(sizes, default=0)
+                tuple(request.messages), attempt.number, message_type=kind, sizes=sizes
             )
             with services.roster.hold() as roster:
                 task = self._task(request, cohort, attempt.number, roster.version)
-                model = max(message.reference.size for message in request.messages.values())
                 await self._run.check_room(model, model, len(cohort))
                 return task, await self._lead(request, task, None)
         task = StoredTask.model_validate(row.task)

@@ -20,6 +20,7 @@ from fedcore.run.retries import Attempts
 from fedcore.wire.tasks import ModelRef, StoredTask, Task, is_training
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.secure import SecureExchange
+from server_app.runs.exchanges.slow_lines import Sizes
 from server_app.runs.files.downloads import SentModel
 from server_app.runs.known_statistics import refused_query_advice
 from server_app.runs.run_context import RunContext
@@ -44,14 +45,6 @@ class SecureRequest:
     def model(self) -> Path | None:
         """The file that clients train from."""
         return self.sent.path if self.sent is not None else None
-
-    @property
-    def fetched(self) -> int:
-        """Bytes of the model that clients fetch for a training; 0 else, since they have it or need none."""
-        if self.sent is None or not is_training(self.exchange.message_type):
-            return 0
-        difference = self.sent.difference
-        return self.sent.reference.size if difference is None else difference.path.stat().st_size
 
     @property
     def announced(self) -> ModelRef | None:
@@ -127,6 +120,20 @@ class SecureExchanges:
         run = self._run.plan.run
         return await self._run.services.store.last_record(led=[(run, number) for number in self.led])
 
+    def sizes(self, request: SecureRequest, clients: int) -> Sizes:
+        """What each client downloads and uploads in the next sum over so many."""
+        kind, model, sent = request.exchange.message_type, request.exchange.model, request.sent
+        if sent is None or model is None or not is_training(kind):
+            return Sizes()
+        update = self._run.tasks.state.encodings.update_bytes(
+            kind,
+            model.layout,
+            clients,
+            len(self._run.services.roster.members),
+            model=sent.reference.sha256,
+        )
+        return Sizes(down=sent.fetched, up=update)
+
     def cohort(self, roster: Roster, clients: Sequence[int], previous: str, **more: Any) -> Cohort:
         """These clients, out of a roster."""
         members, least = len(roster.members), self._run.services.min_cohort
@@ -155,8 +162,6 @@ class SecureExchanges:
             roster_hash=roster.hash(),
             randomness=run.services.randomness,
         )
-        if task.trains:
-            run.clients.slow_lines.note_update(exchange.uploads.limits.longest)
         self._run.note_start(task, model=task.model.sha256 if task.model else None)
         self.led.add(task.exchange)
         try:
@@ -188,9 +193,8 @@ class _CohortRunner:
         await self._run.pause(attempt)
         request, clients = self._request.exchange, self._run.clients
         kind = request.message_type
-        cohort = await clients.cohort(
-            request.nodes, attempt.number, message_type=kind, same=attempt.same, model=self._request.fetched
-        )
+        sizes = self._sums.sizes(self._request, len(request.nodes))
+        cohort = await clients.cohort(request.nodes, attempt.number, message_type=kind, same=attempt.same, sizes=sizes)
         return await self._sums.begin(self._request, attempt, cohort)
 
     async def close(self, task: Task, end: ExchangeOutcome) -> None:

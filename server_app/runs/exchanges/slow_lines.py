@@ -12,7 +12,6 @@ from enum import Enum
 
 from fedcore.monitoring.line_speed import LESS_OR_LONGER, RoundTime
 from fedcore.run.settings import JobSettings
-from fedcore.wire.tasks import is_training
 from server_app.runs.event_log import EventLog
 from server_app.services import Services
 
@@ -30,10 +29,10 @@ class LineVerdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Bytes that a client downloads and uploads in an exchange."""
+    """Bytes that a client downloads and uploads in an exchange; 0 for what is next to nothing."""
 
-    down: int
-    up: int
+    down: int = 0
+    up: int = 0
 
 
 @dataclass(slots=True)
@@ -43,18 +42,8 @@ class SlowLines:
     services: Services
     settings: JobSettings
     event_log: EventLog
-    _update: int = 0
-    """Bytes of the newest update; 0 before the first."""
     _verdicts: dict[int, tuple[LineVerdict, bool]] = field(default_factory=dict)
     """What was said last of each client, and whether it was asked."""
-
-    def note_update(self, size: int) -> None:
-        """The updates of an exchange have so many bytes, as probably have those of the next one."""
-        self._update = size
-
-    def sizes(self, model: int, message_type: str) -> Sizes:
-        """What a client of an exchange transfers that downloads so many bytes."""
-        return Sizes(down=model, up=(self._update or model) if is_training(message_type) else 0)
 
     def any_slow(self, clients: Iterable[int]) -> bool:
         """Whether one of the clients gets a change to a model sooner than the model."""

@@ -36,6 +36,11 @@ class SentModel:
     base: Path | None = None
     difference: Difference | None = None
 
+    @property
+    def fetched(self) -> int:
+        """Bytes that a client fetches that does not have it."""
+        return self.reference.size if self.difference is None else self.difference.path.stat().st_size
+
 
 class ModelDownloads:
     """The models of one run, in one life of its ServerApp.

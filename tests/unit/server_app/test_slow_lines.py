@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,6 +16,7 @@ from fedcore.federation import FederationFolder
 from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.state import ModelState
 from fedcore.wire.presence import HeartbeatIn
+from fedcore.wire.tasks import Task
 from server_app.members.lines import Lines
 from server_app.runs.app.messages import ExchangeRefused, Replies
 
@@ -265,3 +267,35 @@ def test_how_fast_a_line_is() -> None:
     lines.note_up(1, 1_000_000, 10.0)
     lines.note_down(1, 2_000_000, 10.0)
     assert (lines.speed(1).up, lines.speed(1).down) == (100_000.0, 200_000.0)
+
+
+async def test_a_line_is_judged_by_the_update_that_comes_next(here: Site, model: ModelState) -> None:
+    """A first update has twice the bytes of the next one, for which the line is quick enough."""
+
+    async def two_rounds(**settings: object) -> list[dict[str, Any]]:
+        run, app = await here.begin({**SETTINGS, "min-clients": 3, "aggregation": "secure", **settings})
+
+        async def opened(server_round: int) -> Task:
+            def task() -> Task | None:
+                exchange = here.application.queue.exchange
+                return exchange.task if exchange is not None else None
+
+            await until(lambda: (it := task()) is not None and (it.run, it.server_round) == (run, server_round))
+            found = task()
+            assert found is not None
+            return found
+
+        for number in (1, 2):
+            start = ModelState.from_arrays(
+                {name: (number * array).astype(array.dtype) for name, array in model.items()}
+            )
+            asked = asyncio.create_task(app.exchange(start, ALL))
+            await train_all(here, [here.members[one] for one in (await opened(number)).cohort])
+            assert isinstance(await asked, Replies)
+        return events_of(await here.finish(run, app), "exchange-done")
+
+    wide, narrow = (max(end["update_bytes"].values()) for end in await two_rounds())
+    assert narrow < 0.7 * wide
+    here.services.lines.note_report(4, LineSpeed(up=(wide + narrow) / 2 / STEP))
+    judged = await two_rounds(**{"slow-lines": "leave-out"})
+    assert ["client-4" in end["survivors"] for end in judged] == [False, True]
