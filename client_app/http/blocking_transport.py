@@ -34,8 +34,11 @@ from fedcore.errors import ConfigurationError
 from fedcore.system.network.dead_lines import DEAD_SECONDS, PAUSE_SECONDS, notice_dead_line
 
 _WRITE_SECONDS: Final = 30.0
-_WRITE_BYTES: Final = 256 * 1024
-"""What has to be sent within those: 70 kbit/s."""
+_WRITE_BYTES: Final = 64 * 1024
+"""What has to be sent within those: 17 kbit/s."""
+_UNSENT_OPTION: Final = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_PROXY_BYTES_A_SECOND: Final = 32_000
+"""Of a body that a proxy has taken at once, while a slow line carries it, and perhaps another: 500 kbit/s."""
 _IDLE_SECONDS: Final = 60.0
 """The server ends connections that nobody has used for 75."""
 _THREADS: Final = 16
@@ -241,7 +244,8 @@ class _Connection(HTTPSConnection):
             except OSError as error:
                 response = self._read_early_response(error, read_seconds)
             else:
-                self.timeout = read_seconds
+                held = memoryview(request.body).nbytes if self.proxy is not None else 0
+                self.timeout = read_seconds + held / _PROXY_BYTES_A_SECOND
                 response = self.getresponse()
         self._response = HttpResponse(response)
         return self._response
@@ -258,6 +262,8 @@ class _Connection(HTTPSConnection):
                 sock.settimeout(self._connect_seconds)
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if _UNSENT_OPTION is not None:  # else the kernel takes megabytes, and a slow line's answer is late
+                    sock.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _WRITE_BYTES)
             except OSError as error:
                 sock.close()
                 failures.append(error)

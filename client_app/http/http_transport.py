@@ -378,8 +378,10 @@ class HttpTransport:
         )
         try:
             return await retrying(attempt_here)
-        except ConnectionFailed as error:
-            if deadline.stuck and may_pass(error):
+        except (ConnectionFailed, Refused) as error:
+            if isinstance(error, Refused) and error.status != HTTPStatus.REQUEST_TIMEOUT:
+                raise
+            if deadline.stuck and (may_pass(error) or isinstance(error, Refused)):
                 raise ServerUnreachable(
                     f"the server at {url} answers, but one request does not get through to it ({clean(str(error))}); "
                     "does a proxy in between limit the size or the time of requests?",

@@ -15,13 +15,16 @@ from typing import Final
 
 from client_app.http.silence import ANSWER_SECONDS, PROBE_SECONDS
 
+_LEAST_ATTEMPTS: Final = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """How long a request that fails is sent again, in seconds."""
 
     stuck_seconds: float = 60.0
-    """While the server answers others, or this one with an error of its own; 0 for one attempt."""
+    """While the server answers others, or this one with an error of its own; 0 for one attempt, and else for at least
+    four: one attempt at a body can take longer than a minute on a slow line."""
     away_seconds: float = math.inf
     """While no server answers at all, or none that leads. Infinite if the caller bounds it, as an exchange does."""
     first_pause: float = 0.2
@@ -51,6 +54,8 @@ class RetryDeadline:
     """Bytes of a download that were here after the last attempt."""
     _began: float = field(init=False)
     _stuck_since: float | None = field(default=None, init=False)
+    _stuck: int = field(default=0, init=False)
+    """Attempts that failed since then."""
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -77,5 +82,7 @@ class RetryDeadline:
             self._stuck_since = None
             return now - self._began >= self.rule.away_seconds
         if self._stuck_since is None:
-            self._stuck_since = now
-        return now - self._stuck_since >= self.rule.stuck_seconds
+            self._stuck_since, self._stuck = now, 0
+        self._stuck += 1
+        enough = not self.rule.stuck_seconds or self._stuck >= _LEAST_ATTEMPTS
+        return enough and now - self._stuck_since >= self.rule.stuck_seconds

@@ -299,6 +299,15 @@ class TestRetryDeadline:
         assert ends.index(True) == 6
         assert deadline.stuck
 
+    def test_attempts_that_take_long_are_several(self) -> None:
+        """Each of a body, over a line on which that takes most of a minute."""
+        now = [0.0]
+        deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=0)
+        ends = []
+        for answers, now[0] in enumerate(range(0, 250, 50), start=1):
+            ends.append(deadline.expired(True, answers))
+        assert ends.index(True) == 3
+
     def test_an_absence_between_begins_anew(self) -> None:
         now = [0.0]
         deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=0)

@@ -110,6 +110,41 @@ class TestConnections:
             await asyncio.wait([sending])
         assert sending.cancelled()
 
+    async def test_a_body_waits_in_the_program_for_a_slow_line(
+        self, kit: ClientKit, federation: FederationFolder
+    ) -> None:
+        """An answer is due after the body has been handed on, not while megabytes of it wait in the kernel."""
+        network = BlockingTransport(tls_context(kit.ca_file), read_seconds=45.0, trust_env=False)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(federation.server / "server.crt", federation.server / "server.key")
+        address = urlsplit(kit.servers[0])
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            listener.bind((address.hostname, address.port))
+            listener.listen()
+            sending = asyncio.create_task(network.send(request(kit, "PUT", body=bytes(16 << 20)), content))
+            accepted, peer = await asyncio.to_thread(listener.accept)
+            with await asyncio.to_thread(tls.wrap_socket, accepted, server_side=True):
+                queued = [0]
+                while not queued[-1] or len(set(queued[-10:])) > 1:
+                    await asyncio.sleep(0.01)
+                    queued.append(unsent(peer[1], listener.getsockname()[1]))
+                assert queued[-1] < 1 << 20
+                sending.cancel()
+                await asyncio.wait([sending])
+        network.close()
+
+
+def unsent(port: int, to: int) -> int:
+    """Bytes in the kernel of a connection from a port, which the other end has not taken."""
+    with open("/proc/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    ends = [(row[1].rpartition(":")[2], row[2].rpartition(":")[2], row[4]) for row in rows]
+    return sum(
+        int(queues.partition(":")[0], 16) for near, far, queues in ends if (near, far) == (f"{port:04X}", f"{to:04X}")
+    )
+
 
 class TestAnswers:
     """A server that speaks for itself, byte by byte."""
@@ -265,6 +300,28 @@ class TestProxies:
         assert head.startswith(f"CONNECT {urlsplit(kit.servers[0]).netloc} HTTP/1.")
         assert base64.b64encode(b"me:s@cret").decode() in head
         assert len(set(server.ports)) == 1
+
+    async def test_one_that_takes_a_body_at_once_has_time_to_pass_it_on(
+        self, kit: ClientKit, listening_to: Listening, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        proxy, app, has_body, may_answer = Proxy(), FastAPI(), asyncio.Event(), asyncio.Event()
+
+        async def answer(request: Request) -> Response:
+            await request.body()
+            has_body.set()
+            await may_answer.wait()
+            return Response("fine")
+
+        app.add_route("/", answer, methods=["PUT"])
+        async with listening_to(app), proxy.serving() as port:
+            monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+            network = BlockingTransport(tls_context(kit.ca_file), read_seconds=0.05, trust_env=True)
+            sending = asyncio.create_task(network.send(request(kit, "PUT", body=bytes(1 << 20)), content))
+            await has_body.wait()
+            await asyncio.wait([sending], timeout=0.2)
+            may_answer.set()
+            assert await sending == b"fine"
+            network.close()
 
     async def test_one_that_refuses_is_an_error_without_its_password(
         self, kit: ClientKit, monkeypatch: pytest.MonkeyPatch
