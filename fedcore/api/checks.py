@@ -16,6 +16,7 @@ from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.tasks import refused_choices
+from fedcore.federation.policy import APP_MODEL
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node.config import share_of_client
 from fedcore.flower.node.keys import absolute_paths, node_problems
@@ -47,7 +48,7 @@ def check(
     dry_round: bool = True,
     first_model: bool = False,
     node_config: Mapping[str, Scalar] | None = None,
-    line: str = "",
+    line: str | None = None,
 ) -> CheckReport:
     """Find all errors that a run of `app` among `clients` clients would report.
 
@@ -71,7 +72,7 @@ def check(
             whether the settings allow it. It needs the dry round. Raises ConfigurationError for another text.
     """
     findings = Findings()
-    speed = LineSpeed.parse(line) if line else None
+    speed = LineSpeed.parse(line) if line is not None else None
     with IN_TURN, data_folder(data_dir), contextlib.ExitStack() as stack:
         loaded = _load(app, run_config or {}, findings, stack)
         if loaded is None:
@@ -94,16 +95,16 @@ def _round_times(
 ) -> dict[str, RoundTime]:
     """What the rounds take on a line; what the settings do not allow is noted."""
     if "model_bytes" not in facts:
-        findings.warn("the line", "the size of the model is not known, so neither is the time of a round")
+        findings.warn("the line", "only the round in memory tells the size of the model, and so the time of a round")
         return {}
     trips = SECURE_TRIPS + KEY_TRIPS if settings.aggregation == "secure" else PLAIN_TRIPS
     model, up = facts["model_bytes"], facts["bytes_up"]
-    first = RoundTime.of(line, down=model, up=facts.get("first_bytes_up", up), trips=trips)
+    first = RoundTime.of(line, down=facts["first_bytes_down"], up=facts.get("first_bytes_up", up), trips=trips)
     down = model * settings.download_bits // 32
     if line.is_slow and settings.download_bits == 32:
         down = facts.get("change_bytes", model)
     later = RoundTime.of(line, down=down, up=up, trips=trips)
-    slowest = max(first.download, first.upload)
+    slowest = max(first.download, later.download, first.upload)
     if slowest > settings.transfer_seconds:
         findings.error(
             "the line",
@@ -220,7 +221,11 @@ def _check(
         return {}
     if owners.max_epsilon == 0:  # said above; what follows is asked as if it were allowed
         owners = replace(owners, allow_plain=True, allow_buffered=True)
-    return _dry_round(app, clients, owners, config, workable, findings, node)
+    facts = _dry_round(app, clients, owners, config, workable, findings, node)
+    if "model_bytes" in facts:
+        derives = settings.aggregation == "secure" and owners.traces_models and APP_MODEL in owners.first_models
+        facts["first_bytes_down"] = 0 if derives else facts["model_bytes"]
+    return facts
 
 
 def _needs(settings: JobSettings, clients: int, owners: Policy, findings: Findings) -> JobSettings | None:

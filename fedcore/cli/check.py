@@ -46,13 +46,13 @@ def check(
         ),
     ] = "",
     line: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="SPEED,TIME",
             help="A site's line: say what a round takes there, and whether the settings allow it. 2mbit,300ms, or "
             "50mbit/10mbit,30ms for down and up; the time is that of a round trip, as ping shows it.",
         ),
-    ] = "",
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the errors that a deployment would report, before a run starts. Exit status 0, or 2 if there are any.

@@ -22,6 +22,7 @@ CHANGES_BELOW: Final = 25e6
 """Bytes a second at which a model and a change of half its bytes (`fedcore.codec.means.change`) take a client as long,
 since it has to decode the change."""
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit", re.IGNORECASE)
+_PER_SECOND: Final = re.compile(r"bit/s|bps", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)", re.IGNORECASE)
 _FACTORS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _FASTEST: Final = 1e13
@@ -46,7 +47,7 @@ class LineSpeed:
 
         The time is that of a round trip, as ping shows it. Raises ConfigurationError.
         """
-        rates, _, trip = text.replace(" ", "").partition(",")
+        rates, _, trip = _PER_SECOND.sub("bit", text.replace(" ", "")).partition(",")
         down, slash, up = rates.partition("/")
         numbers = [_bytes_a_second(down), _bytes_a_second(up) if slash else _bytes_a_second(down)]
         seconds = _SECONDS.fullmatch(trip) if trip else None

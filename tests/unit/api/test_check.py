@@ -306,3 +306,18 @@ def test_the_command_ends_with_2_and_prints_json():
 def test_html_is_escaped(copy: Callable[..., Path]):
     folder = copy(TINY, pyproject=('name = "tiny"', 'name = "<script>"'))
     assert "<script>" not in fedcore.check(folder, dry_round=False)._repr_html_()
+
+
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+@pytest.mark.parametrize("derives", [True, False], ids=["stock", "own"])
+def test_a_first_model_that_clients_derive_is_not_downloaded(derives: bool, aggregation: str) -> None:
+    policy = None if derives else Policy.own(4, allow_plain=True)
+    report = fedcore.check(STEADY, policy=policy, settings={"aggregation": aggregation}, line="2mbit,300ms")
+    times, model = report.times, report.facts["model_bytes"]
+    assert times["first round"].down == (0 if derives and aggregation == "secure" else model)
+    assert times["later rounds"].down == model
+
+
+@pytest.mark.parametrize("line", ["", "fast"])
+def test_a_line_that_cannot_be_read_is_an_error(line: str) -> None:
+    assert CliRunner().invoke(app, ["check", str(STEADY), "--line", line]).exit_code == 2

@@ -13,6 +13,8 @@ from fedcore.monitoring.line_speed import LineSpeed, RoundTime, granted_seconds
     [
         ("2mbit,300ms", LineSpeed(down=250_000, up=250_000, round_trip=0.3)),
         ("50Mbit/10Mbit, 0.03s", LineSpeed(down=6_250_000, up=1_250_000, round_trip=0.03)),
+        ("2 Mbit/s, 300 ms", LineSpeed(down=250_000, up=250_000, round_trip=0.3)),
+        ("10Mbps/0.5Mbit/s,20ms", LineSpeed(down=1_250_000, up=62_500, round_trip=0.02)),
         ("64kbit", LineSpeed(down=8_000, up=8_000)),
         ("1Gbit,1ms", LineSpeed(down=125_000_000, up=125_000_000, round_trip=0.001)),
     ],
