@@ -244,8 +244,8 @@ class _Connection(HTTPSConnection):
             except OSError as error:
                 response = self._read_early_response(error, read_seconds)
             else:
-                held = memoryview(request.body).nbytes if self.proxy is not None else 0
-                self.timeout = read_seconds + held / _PROXY_BYTES_A_SECOND
+                size = memoryview(request.body).nbytes if self.proxy is not None else 0
+                self.timeout = read_seconds + size / _PROXY_BYTES_A_SECOND
                 response = self.getresponse()
         self._response = HttpResponse(response)
         return self._response

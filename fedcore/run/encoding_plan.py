@@ -111,8 +111,8 @@ class EncodingPlan:
 
     def update_bytes(self, message_type: str, layout: Layout, n: int, members: int, *, model: str) -> int:
         """Bytes of an update, if `encoding` were called like this next; it changes nothing."""
-        ahead = replace(self, _tracks={key: copy(track) for key, track in self._tracks.items()})
-        return 8 * ahead.encoding(message_type, layout, n, members, model=model).words
+        plan = replace(self, _tracks={key: copy(track) for key, track in self._tracks.items()})
+        return 8 * plan.encoding(message_type, layout, n, members, model=model).words
 
     def learn(self, message_type: str, encoding: AnyEncoding, result: EncodingFeedback) -> None:
         """Keep what the sum of an exchange says of the names of metrics, and about magnitudes."""

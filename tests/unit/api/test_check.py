@@ -312,7 +312,7 @@ def test_html_is_escaped(copy: Callable[..., Path]):
 @pytest.mark.parametrize("derives", [True, False], ids=["stock", "own"])
 def test_a_first_model_that_clients_derive_is_not_downloaded(derives: bool, aggregation: str) -> None:
     policy = None if derives else Policy.own(4, allow_plain=True)
-    report = fedcore.check(STEADY, policy=policy, settings={"aggregation": aggregation}, line="2mbit,300ms")
+    report = fedcore.check(STEADY, policy=policy, settings={"aggregation": aggregation}, line="1gbit,3ms")
     times, model = report.times, report.facts["model_bytes"]
     assert times["first round"].down == (0 if derives and aggregation == "secure" else model)
     assert times["later rounds"].down == model
