@@ -59,9 +59,10 @@ class Arm:
         return f"{self.python}-flwr{self.flower}-torch{self.torch}"
 
 
-# The oldest torch, that of the images, and the newest; all other tests run with 3.11 and the lock as it is.
+# The oldest torch, which asks for an older setuptools than the lock has; that of the images; and the newest.
 ARMS: Final = (
-    Arm(python="3.11", flower="1.41", torch="2.11", locked=True),
+    Arm(python="3.11", flower="1.41", torch="2.11", locked=False),
+    Arm(python="3.11", flower="1.41", torch="2.13", locked=True),
     Arm(python="3.11", flower="1.42", torch="2.15", locked=False),
     Arm(python="3.12", flower="1.41", torch="2.13", locked=True),
     Arm(python="3.12", flower="1.42", torch="2.15", locked=False),
@@ -150,10 +151,11 @@ def _path_without_shims() -> str:
 
 
 def constraints(lock: str, arm: Arm) -> str:
-    """What pip holds to: the lock's versions, or for the newest only those of the tools that test."""
+    """What uv holds to: the arm's Flower and torch, and the lock's versions, of the newest only those of the tools."""
     pins = re.findall(r"^(\S+)==([^\s;]+)", lock, re.MULTILINE)
     kept = [(name, version) for name, version in pins if (arm.locked and name not in FLOWERS_OWN) or name in TOOLS]
-    return "".join(f"{name}=={version}\n" for name, version in kept)
+    own = [("flwr", f"{arm.flower}.*"), ("torch", f"{arm.torch}.*")]
+    return "".join(f"{name}=={version}\n" for name, version in [*own, *kept])
 
 
 def _outcome(arm: Arm, wheel: Path, source: Path, arguments: argparse.Namespace) -> Outcome:
@@ -184,10 +186,9 @@ def _install(arm: Arm, python: Path, environment: Path, wheel: Path, links: Sequ
     limits.write_text(constraints((ROOT / "requirements-dev.lock").read_text(encoding="utf-8"), arm), encoding="utf-8")
     target = ["--python", str(environment)]
     links = [word for folder in links for word in ("--find-links", folder)]
-    packages = [f"fedcore[postgres,s3,tracing] @ {wheel.as_uri()}", f"flwr=={arm.flower}.*"]
     steps = [
         [*links, f"torch=={arm.torch}.*"],
-        [*packages, *TOOLS, "--constraint", str(limits)],
+        [f"fedcore[postgres,s3,tracing] @ {wheel.as_uri()}", *TOOLS, "--constraint", str(limits)],
     ]
     if arm.locked:  # to the byte, as an image has them
         steps.insert(1, ["--no-deps", "--require-hashes", "--requirements", str(ROOT / "requirements-extras.lock")])
