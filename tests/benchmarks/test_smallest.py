@@ -132,7 +132,7 @@ CASES = {
     "tables": Case("auc_less_pooled_rare"),
     "ten_minutes": Case("minutes"),
     "timing_channel": Case("smaller data and larger data told apart, padded"),
-    "tree_histograms": Case("smallest_node_breast_cancer"),
+    "tree_histograms": Case("auc_noise_costs_made"),
     "trees": Case("auc_minus_pooled", lacks=module("xgboost"), holds=("splits_that_differ",)),
     "upload": Case("overlapped_over_masked_first_loopback"),
     "wan": Case("round_over_line_limit_secure_1e4_100mbit_2ms", lacks=network),
