@@ -70,7 +70,7 @@ def refuse_without_room(spool: Spool, needs: RoomNeeds, memory: int | None = Non
     return f"with this model of {readable(needs.model)} {room_line(needs.facts)}; free at the server: {free}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunContext:
     """Made again for each start of the ServerApp.
 
@@ -91,8 +91,7 @@ class RunContext:
     on_exchange: Callable[[Exchange], None]
     past: Sequence[ExchangeRow] = field(default=())
     led: set[int] = field(default_factory=set)
-    _checked_room: list[str] = field(default_factory=list, init=False)
-    """What was said of it, once."""
+    _has_room: bool = field(default=False, init=False)
 
     def past_of(self, step: int) -> Iterator[ExchangeRow]:
         """The exchanges that `step` has opened already, in order."""
@@ -134,9 +133,9 @@ class RunContext:
             clients: of a round.
         """
         needs = RoomNeeds.of(self.plan.settings, model=model, update=update, clients=clients)
-        if not self.state.rounds and not self._checked_room:
+        if not self.state.rounds and not self._has_room:
             line = await asyncio.to_thread(refuse_without_room, self.services.spool, needs, free_memory())
-            self._checked_room.append(line)
+            self._has_room = True
             if line:
                 self.event_log.warn_once(line)
 
