@@ -61,7 +61,8 @@ def test_wheel_and_source_have_every_file_of_the_packages(source: Path, wheel: P
     assert {Path(name).suffix for name in files} >= {".py", ".j2", ".js", ".css", ".toml"}
     with zipfile.ZipFile(wheel) as archive:
         assert of_the_packages(archive.namelist()) == files
-        assert [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+        licences = {name.partition("/licenses/")[2] for name in archive.namelist() if "/licenses/" in name}
+        assert licences == {name for name in {"LICENSE", *files} if "LICENSE" in name}
     code = "import sys, setuptools.build_meta as build; build.build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=source, check=True, stdout=subprocess.DEVNULL)
     (archive_path,) = tmp_path.glob("*.tar.gz")
@@ -107,7 +108,7 @@ def test_the_classifiers_name_the_pythons_of_the_matrix(metadata: Message) -> No
     named = {text.rpartition(" ")[2] for text in metadata.get_all("Classifier", []) if ":: 3." in text}
     assert named == {arm.python for arm in ARMS}
     assert metadata["Requires-Python"] == f">={min(named, key=Version)}"
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
     extras = set(metadata.get_all("Provides-Extra", []))
     assert extras >= {"postgres", "s3", "simulation", "tracing", "tracking", "huggingface", "export", "gpu"}
 
