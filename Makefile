@@ -28,7 +28,7 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks proofs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-processes test-slow test-all matrix vm coverage check proof format lock peers sbom gpu clean
+.PHONY: help install demo docs test test-processes test-slow test-all matrix images vm coverage check proof format lock peers sbom gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,10 @@ test-all: test test-slow  ## run all tests
 WHEELS :=
 matrix: $(STAMP)  ## try the wheel on every Python that is here, with each Flower; installs gigabytes of torch without WHEELS=...
 	env $(FOR_UV) FLWR_TELEMETRY_ENABLED=0 $(PYTHON) benchmarks/matrix.py $(addprefix --find-links ,$(WHEELS)) --save build/matrix.md
+
+images:  ## build both images without Docker, and run a federation of them without root; needs buildah, debootstrap, podman
+	docker/build-bare.sh
+	docker/run-images.sh plain
 
 vm:  ## install, reboot, upgrade and cut off a virtual machine; as root, needs qemu, debootstrap and an hour without KVM
 	deploy/vm/run.sh build/vm

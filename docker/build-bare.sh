@@ -4,7 +4,8 @@
 #
 #   docker/build-bare.sh [everything]
 #
-# Needs root and some minutes (most of them torch): apt-get install buildah debootstrap
+# Needs root and some minutes: apt-get install buildah debootstrap
+# The base stays as it is once it is there; for one of today: buildah rmi localhost/fedcore-base
 # DEBIAN                    Debian's mirror, if not deb.debian.org.
 # CA_BUNDLE                 a file of the repository's folder, see the Dockerfile.
 # TORCH_INDEX, PIP_INDEX_URL  mirrors of PyTorch's and of Python's package index.
@@ -26,20 +27,16 @@ for name in CA_BUNDLE TORCH_INDEX PIP_INDEX_URL LOCK; do
 done
 [[ -n "${WHEELS:-}" ]] && arguments+=(--volume "$WHEELS:/wheels:ro" --build-arg PIP_FIND_LINKS=/wheels)
 
-base="$(mktemp -d)"
-trap 'rm -rf "$base"' EXIT
-
-# tag NAME: makes an image of what lies in $base.
-tag() {
+if [[ -z "$(buildah images --quiet localhost/fedcore-base 2>/dev/null)" ]]; then
+    base="$(mktemp -d)"
+    trap 'rm -rf "$base"' EXIT
+    # Debian 12 has Python 3.11; the commands are called as in python:3.11-slim.
+    packages=python3,python3-venv,python-is-python3,ca-certificates
+    debootstrap --variant=minbase --include="$packages" bookworm "$base" "${DEBIAN:-http://deb.debian.org/debian}"
     rm -rf "$base"/var/cache/apt/*.bin "$base"/var/cache/apt/archives/*.deb "$base"/var/lib/apt/lists/* \
         "$base"/usr/share/{doc,info,locale,man}/* "$base"/var/log/*
-    buildah bud --isolation chroot --quiet --tag "localhost/$1" --file - "$base" <<<$'FROM scratch\nCOPY . /'
-}
-
-# Debian 12 has Python 3.11; the commands are called as in python:3.11-slim.
-packages=python3,python3-venv,python-is-python3,ca-certificates
-debootstrap --variant=minbase --include="$packages" bookworm "$base" "${DEBIAN:-http://deb.debian.org/debian}"
-tag fedcore-base
+    buildah bud --isolation chroot --quiet --tag localhost/fedcore-base --file - "$base" <<<$'FROM scratch\nCOPY . /'
+fi
 
 for target in server client; do
     buildah bud --isolation chroot --format docker --layers "${arguments[@]}" \

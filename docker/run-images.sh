@@ -58,10 +58,13 @@ if [[ $EUID -eq 0 ]]; then
         exit "$status"
     }
     trap finish EXIT
+    # In one archive, which has the layers that images share once.
+    missing=()
     for image in "${images[@]}"; do
         [[ "$(as_user podman images --quiet --no-trunc "localhost/$image")" == "$(podman images --quiet --no-trunc "localhost/$image")" ]] ||
-            podman save --quiet "localhost/$image" | as_user podman load --quiet
+            missing+=("localhost/$image")
     done
+    [[ ${#missing[@]} -eq 0 ]] || podman save --quiet --multi-image-archive "${missing[@]}" | as_user podman load --quiet
     as_user docker/run-images.sh "$@"
     exit
 fi
@@ -81,7 +84,8 @@ healthy() {
     for container in "$@"; do
         tries=0
         until podman healthcheck run "$container" >/dev/null 2>&1; do
-            if ((++tries > 600)); then
+            # One that was never started, because its port is taken, stays `created`.
+            if ((++tries > 600)) || [[ "$(podman inspect --format '{{.State.Status}}' "$container")" == created ]]; then
                 echo "error: $container does not get healthy" >&2
                 podman logs "$container" >&2 || true
                 exit 1

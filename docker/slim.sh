@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes an environment smaller: slim.sh FOLDER. Removes what no process of fedcore reads, strips libraries, and compiles
-# what the processes import, because an image is read-only and each would compile it again.
+# Makes an environment of the packages that fedcore needs smaller: slim.sh FOLDER. Removes what no process of fedcore
+# reads, strips libraries, and compiles what the processes import of them.
 set -eu
 folder="$1"
 cd "$folder"/lib/python3*/site-packages
@@ -23,5 +23,4 @@ fi
 # Of the largest packages only what is imported.
 "$folder"/bin/python -m compileall -q -j 0 -x '/(torch|transformers|scipy|sympy|pandas|sklearn|matplotlib|fontTools)/' . || true
 FLWR_TELEMETRY_ENABLED=0 "$folder"/bin/python -W ignore -c 'import torch._dynamo, torch.distributed.tensor, torch.distributed.run
-import flwr.clientapp, flwr.serverapp, matplotlib.pyplot, pandas, scipy.stats, sklearn.datasets, sklearn.linear_model, sklearn.metrics
-import fedcore.training, fedcore.cli.main, server_app.main, client_app.main'
+import flwr.clientapp, flwr.serverapp, matplotlib.pyplot, pandas, scipy.stats, sklearn.datasets, sklearn.linear_model, sklearn.metrics'

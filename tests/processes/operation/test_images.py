@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def instructions(name: str) -> list[tuple[str, str]]:
     for line in filter(str.strip, text.splitlines()):
         what, _, words = line.partition(" ")
         stage = words.rpartition(" AS ")[2] if what == "FROM" else stage
-        if stage not in ("build", "base", name):
+        if stage not in ("build", "own", "base", name):
             continue
         if what == "ARG":
             key, _, defaults[key] = words.partition("=")
@@ -67,11 +68,17 @@ def test_what_an_image_copies_is_enough_to_install_and_start(name: str, tmp_path
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COVERAGE"))}
     variables |= {"PATH": f"{commands}:{os.environ['PATH']}", "FLWR_TELEMETRY_ENABLED": "0", "PIP_QUIET": "1"}
     source.mkdir()
+    own = tmp_path / "own"
     for what, words in instructions(name):
         if what == "COPY" and not words.startswith("--from"):
             copy(words, root if shlex.split(words)[-1].startswith("/") else source)
         if what == "RUN" and words.endswith(" ."):
-            subprocess.run(["sh", "-ec", words], cwd=source, env=variables, check=True)
+            subprocess.run(["sh", "-ec", words.replace("/opt/own", str(own))], cwd=source, env=variables, check=True)
+        if words == "--from=own /opt/own /opt/fedcore":
+            shutil.copytree(own, tmp_path / "venv", dirs_exist_ok=True)
+        if what == "RUN" and words.startswith("python -m compileall"):
+            here = words.replace("/opt/fedcore", str(tmp_path / "venv"))
+            subprocess.run(["sh", "-ec", here], cwd=tmp_path, env=variables, check=True)
 
     def said(*command: str) -> str:
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
@@ -85,6 +92,10 @@ def test_what_an_image_copies_is_enough_to_install_and_start(name: str, tmp_path
     installed = said("python", "-c", "import fedcore.cli.demo as demo; print(demo.__file__, demo.digits())").split()
     assert all(Path(path).is_relative_to(tmp_path / "venv") for path in installed), "nothing of this checkout is used"
     assert (Path(installed[1]) / "digits_app" / "task.py").is_file(), "what `fedcore demo` trains"
+    [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    modules = [path for name in ("fedcore", "server_app", "client_app") for path in (packages / name).rglob("*.py")]
+    assert len(modules) > 500
+    assert [path for path in modules if not Path(cache_from_source(path)).exists()] == [], "a process would compile it"
     assert re.fullmatch(r"fedcore \S+\n", said(str(commands / "fedcore"), "--version"))
     helped = said(str(commands / "fedcore"), cmd[0], "--help")
     assert all(word in helped for word in cmd[1:] if word.startswith("--"))
