@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.deployment import Deployment, wait_until
+from support.nginx import NGINX, nginx
 from support.ports import reserved_port
 from support.postgres import Cluster, postgres
 from support.replicas import SERVERS, Replicas
@@ -24,32 +22,9 @@ from fedcore.federation import OperatorKit
 
 __all__ = ["postgres"]
 
-NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
-CONFIGURATIONS = Path(__file__).parents[3] / "deploy" / "nginx"
 NOOP = Path(__file__).parents[3] / "benchmarks" / "apps" / "noop"
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-
-
-@contextlib.contextmanager
-def nginx(folder: Path, name: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
-    """nginx over a shipped configuration, with its addresses and paths replaced by those of the test."""
-    text = (CONFIGURATIONS / name).read_text()
-    for before, after in {**changes, "/run/fedcore-nginx.pid": f"{folder}/nginx.pid"}.items():
-        assert before in text, before
-        text = text.replace(before, after)
-    path = folder / name
-    path.write_text(text)
-    main = "daemon off; user root;" if os.geteuid() == 0 else "daemon off;"
-    process = subprocess.Popen(
-        [NGINX or "", "-c", str(path), "-p", str(folder), "-g", main], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        _, errors = process.communicate(timeout=600)
-        assert "emerg" not in errors, errors
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import yaml
 from support.deployment import wait_until
+from support.nginx import NGINX, nginx
 from support.ports import reserved_port
 
 from fedcore.federation import Policy, provision
@@ -30,6 +32,7 @@ def promtool(*words: str, folder: Path = FOLDER) -> int:
 
 def test_the_alarms_ring_when_they_should_and_only_then(tmp_path: Path) -> None:
     assert promtool("check", "config", "prometheus.yml") == 0
+    assert promtool("check", "config", "--syntax-only", "prometheus-tls.yml") == 0
     assert promtool("test", "rules", "fedcore.rules.test.yml") == 0
     rules = (FOLDER / "fedcore.rules.yml").read_text()
     shutil.copy(FOLDER / "fedcore.rules.test.yml", tmp_path)
@@ -39,8 +42,11 @@ def test_the_alarms_ring_when_they_should_and_only_then(tmp_path: Path) -> None:
         assert promtool("test", "rules", "fedcore.rules.test.yml", folder=tmp_path) != 0
 
 
-def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
-    with reserved_port() as port, reserved_port() as metrics, reserved_port() as own:
+@pytest.mark.parametrize(
+    "over_tls", [False, pytest.param(True, marks=pytest.mark.skipif(NGINX is None, reason="nginx is not installed"))]
+)
+def test_prometheus_scrapes_a_server_and_notices_its_end(tmp_path: Path, over_tls: bool) -> None:
+    with reserved_port() as port, reserved_port() as metrics, reserved_port() as own, reserved_port() as front:
         fleet = provision(
             tmp_path / "fed", name="fleet", clients=2, now=datetime.now(UTC), hosts=["127.0.0.1"], port=port,
             policy=Policy.own(2),
@@ -48,19 +54,26 @@ def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
         settings = fleet.server / "server.toml"
         text = settings.read_text().replace('metrics-listen = ""', f'metrics-listen = "127.0.0.1:{metrics}"')
         settings.write_text(text)
-        config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+        config = yaml.safe_load((FOLDER / f"prometheus{'-tls' * over_tls}.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         rules = (FOLDER / "fedcore.rules.yml").read_text()
         (tmp_path / "fedcore.rules.yml").write_text(rules.replace("for: 2m", "for: 2s"))  # nobody leads for a moment
         config["rule_files"] = [str(tmp_path / "fedcore.rules.yml")]
-        config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{metrics}"]
+        config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{front if over_tls else metrics}"]
+        if over_tls:
+            config["scrape_configs"][0]["tls_config"]["ca_file"] = str(fleet.operator / "ca.crt")
         (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
         commands: list[list[Any]] = [
             [sys.executable, "-m", "fedcore", "server", "--federation", fleet.folder],
             ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
              f"--web.listen-address=127.0.0.1:{own}"],
         ]  # fmt: skip
-        with (tmp_path / "log").open("w") as log:
+        with contextlib.ExitStack() as context:
+            log = context.enter_context((tmp_path / "log").open("w"))
+            if over_tls:
+                addresses = {"9465": str(front), "9464": str(metrics), "10.0.0.9": "127.0.0.1"}
+                files = {"/etc/fedcore/nginx/server": str(fleet.server / "server")}
+                context.enter_context(nginx(tmp_path, "fedcore-metrics.conf", **addresses, **files))
             processes = [subprocess.Popen(command, stdout=log, stderr=log) for command in commands]
             try:
                 asked = Asked(own)
