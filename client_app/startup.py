@@ -55,6 +55,7 @@ from fedcore.system.files import private_folder, remove_tree
 from fedcore.system.memory import set_aside
 from fedcore.system.sandbox.sandbox import Rules, describe, refuse_to_show
 from fedcore.system.tracing import Traces, open_traces
+from fedcore.system.workers.cores import granted_cores
 from fedcore.wire.base import Scalar
 
 _MASK_THREADS: Final = 4
@@ -139,7 +140,7 @@ async def _run_agent(options: Options) -> None:
                 first_models=first_models,
                 output=output,
                 sketcher=sketcher_of(state_dir),
-                threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
+                threads=min(_MASK_THREADS, granted_cores()),
                 gpu_uploads=options.gpu_uploads,
                 trains_here=kit.jobs is None and options.size.nnodes == 1,
                 eligibility=Eligibility.of(kit.policy.eligibility),

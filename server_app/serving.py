@@ -25,6 +25,7 @@ from fedcore.system.concurrency import end
 from fedcore.system.files import Lock
 from fedcore.system.memory import give_memory_back, set_aside
 from fedcore.system.tracing import open_traces
+from fedcore.system.workers.cores import granted_cores
 from server_app.application import Application, make_application
 from server_app.background import watch_gauges, watch_storage
 from server_app.http.connection_limiter import Connection, ConnectionLimiter
@@ -98,7 +99,7 @@ async def make_services(
                 wall=time.time,
                 new_id=lambda: secrets.token_hex(8),
                 randomness=os.urandom,
-                threads=os.cpu_count() or 1,
+                threads=granted_cores(),
                 certificate=certificate,
                 traces=open_traces(kit.traces, service="fedcore-server", instance=socket.gethostname()),
             )

@@ -35,6 +35,7 @@ from fedcore.system.json_lines import printed_lines
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.system.tracing import WORK, Traces, traceparent
+from fedcore.system.workers.cores import allowed_cores, granted_cores
 from fedcore.wire.base import Scalar
 from fedcore.wire.tasks import Task
 
@@ -88,10 +89,16 @@ class GroupSettings:
         )
 
     def environment(self, private: Path) -> dict[str, str]:
-        """The environment of every rank; `private` is its folder for temporary files."""
+        """The environment of every rank; `private` is its folder for temporary files.
+
+        Ranks of one machine share its cores, of which a container or a job may have a few only.
+        """
         environment = clean_environment(self.rules, private)
         if self.data_dir is not None:
             environment["FEDCORE_DATA"] = str(self.data_dir)
+        cores = granted_cores()
+        if self.ranks > 1 or cores < allowed_cores():
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self.ranks)))
         return environment
 
     @property

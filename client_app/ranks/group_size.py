@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from fedcore.errors import ConfigurationError
+from fedcore.system.workers.cores import granted_cores
 from fedcore.wire.base import Scalar
 
 
@@ -58,7 +58,7 @@ class GroupSize:
             return ""
         import torch
 
-        devices, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
+        devices, cores = torch.cuda.device_count(), granted_cores()
         if 0 < devices < self.nproc_per_node:
             return (
                 f"{self.nproc_per_node} ranks for {devices} CUDA devices: they share them over gloo, which is slower "

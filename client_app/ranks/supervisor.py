@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -200,7 +199,7 @@ def _silent(numbers: Sequence[int], seconds: float) -> str:
 
 def _environment(settings: GroupSettings, private: Path, port: int) -> dict[str, str]:
     """What all ranks have in their environment, under the names that torchrun gives."""
-    shared = {
+    return {
         **settings.environment(private),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
@@ -208,9 +207,6 @@ def _environment(settings: GroupSettings, private: Path, port: int) -> dict[str,
         "LOCAL_WORLD_SIZE": str(settings.ranks),
         "GROUP_RANK": "0",
     }
-    if settings.ranks > 1:
-        shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // settings.ranks)))
-    return shared
 
 
 async def start_rank(

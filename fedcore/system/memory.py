@@ -128,22 +128,32 @@ _GROUPS: Final = (
 def _free_in_groups(root: Path) -> list[int]:
     """What each limit of the control groups of this process leaves, from its own group up."""
     free = list[int]()
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return free
     for mark, folder, limit, usage, prefix in _GROUPS:
-        top = root / folder
-        path = next((line.partition(mark)[2].lstrip("/") for line in lines if mark in line), None)
-        for group in [] if path is None else (top / path, *(top / path).parents):
-            if not group.is_relative_to(top):
-                break
+        for group in groups_above(root, mark, folder):
             with contextlib.suppress(OSError, ValueError):  # no such group here, or no limit: "max"
                 most, current = (int((group / name).read_text(encoding="ascii")) for name in (limit, usage))
                 pairs = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
                 cached = sum(int(pairs.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
                 free.append(most - current + cached)
     return free
+
+
+def groups_above(root: Path, mark: str, folder: str) -> list[Path]:
+    """The folders of the control groups that this process is in, its own first.
+
+    Args:
+        root: where /proc and /sys are.
+        mark: what the line of /proc/self/cgroup has.
+        folder: the topmost group.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    top = root / folder
+    path = next((line.partition(mark)[2].lstrip("/") for line in lines if mark in line), None)
+    groups = [] if path is None else [top / path, *(top / path).parents]
+    return [group for group in groups if group.is_relative_to(top)]
 
 
 MAPPED_BYTES: Final = 4 << 20

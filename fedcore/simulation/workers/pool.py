@@ -36,17 +36,13 @@ from fedcore.simulation.workers.pool_processes import Processes
 from fedcore.simulation.workers.scheduling import Costs, Homes, Queue, cut
 from fedcore.state import FileSink, ModelState
 from fedcore.system.files import make_private_folder
+from fedcore.system.workers.cores import granted_cores
 from fedcore.wire.tasks import Task
 
 _QUEUE_DEPTH: Final = 2
 """Chunks that a worker has at a time, so that it need not wait for this process."""
 
 Order: TypeAlias = Callable[[Sequence[int]], Train | Ask]
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
@@ -81,7 +77,7 @@ class ProcessExecutor:
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ConfigurationError("a pool needs at least 1 worker")
-        count = min(self.workers or cores(), self.clients)
+        count = min(self.workers or granted_cores(), self.clients)
         self._homes = Homes(count)
         self._folder = make_private_folder()
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -232,4 +228,4 @@ class ProcessExecutor:
 def _threads(workers: int) -> int:
     """Of each worker: what the environment says, or its part of the cores."""
     value = os.environ.get("OMP_NUM_THREADS", "")
-    return int(value) if value.isdecimal() and int(value) else max(1, cores() // workers)
+    return int(value) if value.isdecimal() and int(value) else max(1, granted_cores() // workers)

@@ -108,6 +108,9 @@ async def test_a_job_serves_tasks_and_outlives_failures_of_its_ranks(
     ]
     assert len(hosts) >= 2, "the step's and the host's"
     assert not any(SECRET in one.environ().values() for one in hosts)
+    ranks = [one for host in hosts for one in host.children(recursive=True) if "client_app.ranks.rank" in one.cmdline()]
+    assert ranks
+    assert {one.environ()["OMP_NUM_THREADS"] for one in ranks} == {"1"}, "its node has one processor"
     assert not list((group.folder / "models").iterdir()), "no model stays"
     await group.stop()
     wait_until("the job to be cancelled", lambda: not cluster.jobs(), 60)
