@@ -17,12 +17,12 @@ import httpx
 import pydantic
 
 from client_app.output import clean
-from fedcore.errors import NotAccepted, Refused, ServerUnreachable, Unauthorized, WrongClock
+from fedcore.errors import EnvironmentFailure, NotAccepted, Refused, ServerUnreachable, Unauthorized, WrongClock
 from fedcore.wire.problems import ProblemDocument, ProblemKind
 
 
 class ConnectionFailed(Exception):
-    """A request of the agent failed on its way; the cause says how."""
+    """A request of the agent failed on its way, or could not be signed; the cause says how."""
 
 
 NETWORK_ERRORS: Final = (ConnectionFailed, httpx.TransportError)
@@ -46,6 +46,8 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
     """The error for a request that got no answer."""
+    if isinstance(error.__cause__, EnvironmentFailure):
+        return ServerUnreachable(str(error.__cause__))
     if (failure := _certificate_failure(error)) is not None:
         if (why := _OUT_OF_TIME.get(failure.verify_code)) is not None:
             return ServerUnreachable(f"the certificate of the server at {url} {why}")

@@ -46,7 +46,7 @@ from client_app.http.server_clock import ServerClock
 from client_app.http.silence import PROBE_SECONDS, connect_seconds
 from client_app.http.transport import Answer, ByteCount, SignRequest
 from client_app.output import clean
-from fedcore.errors import FedcoreError, ProtocolViolation, Refused, ServerUnreachable, WrongClock
+from fedcore.errors import EnvironmentFailure, FedcoreError, ProtocolViolation, Refused, ServerUnreachable, WrongClock
 from fedcore.federation import ClientKit
 from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.secagg import Signer
@@ -308,7 +308,10 @@ class HttpTransport:
         server, size, began = server or self.url, memoryview(body).nbytes, time.monotonic()
         # Sign what is really sent: urllib3 normalises the target.
         url = urllib3.util.parse_url(server + target)
-        signed = self._sign(method, url.request_uri, digest)
+        try:
+            signed = self._sign(method, url.request_uri, digest)
+        except EnvironmentFailure as error:  # a token that was pulled, and may come back
+            raise ConnectionFailed from error
         length = {"content-length": str(size)} if "content-type" in headers else {}
         headers = {"host": url.netloc or "", **_COMMON, **length, **headers, **self._traces.headers(target), **signed}
         request = HttpRequest(method=method, server=server, target=url.request_uri, headers=headers, body=body)

@@ -94,7 +94,8 @@ class TokenKey:
     """An Ed25519 key that stays in its token, which signs (`Signer`); opened at once.
 
     Raises:
-        KitError: the library, the token, the PIN or the key is not there, or is wrong.
+        KitError: the library, the PIN or the key is not there, or is wrong.
+        EnvironmentFailure: the token is not there.
     """
 
     uri: TokenUri
@@ -235,7 +236,7 @@ def _token(uri: TokenUri) -> pkcs11.Token:
         )
     if not matches:
         names = ", ".join(sorted({_of(token, "token") for token in tokens} - {""})) or "none"
-        raise KitError(
+        raise EnvironmentFailure(
             f"the token {uri.token_name} is not there; plug it in, or start its service, and look whether this user "
             f"may use it. There are: {names}",
             check="no-token",

@@ -26,7 +26,15 @@ from client_app.http import http_transport
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.http.retry import ONCE, Retry
-from fedcore.errors import NotAccepted, ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
+from fedcore.errors import (
+    EnvironmentFailure,
+    NotAccepted,
+    ProtocolViolation,
+    Refused,
+    ServerUnreachable,
+    StorageFull,
+    Unauthorized,
+)
 from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.wire.presence import HeartbeatIn, JoinIn, JoinOut
 from fedcore.wire.secagg import SurvivorsOut
@@ -107,6 +115,29 @@ class TestRetries:
             with raises(Refused, detail="the disk is full"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
         assert len(script.requests) == watched.attempts == len(watched.pauses) + 1
+
+    async def test_a_token_that_was_pulled_is_waited_for(
+        self, script: Script, kits: dict[int, ClientKit], notices: list[str]
+    ) -> None:
+        """Its signatures fail meanwhile, as a line does that is down; no request is lost."""
+        kit, pulled = kits[1], [True] * 3
+        sign = signer(kit)
+
+        def sign_with_token(method: str, target: str, digest: bytes) -> Mapping[str, str]:
+            if pulled:
+                pulled.pop()
+                raise EnvironmentFailure("the token hospital is not there")
+            return sign(method, target, digest)
+
+        transport = HttpTransport(
+            urls=kit.servers, tls=tls_context(kit.ca_file), sign=sign_with_token, notice=notices.append
+        )
+        async with script.serving(), transport:
+            with raises(ServerUnreachable, match="hospital"):
+                await transport.ask("POST", "/v1/join", JOIN, JoinOut, retry=ONCE)
+            assert (await transport.ask("POST", "/v1/join", JOIN, JoinOut)).name == "client-1"
+        assert script.requests == ["POST join"]
+        assert any("hospital" in line for line in notices)
 
     async def test_waits_for_a_server_that_starts_late(
         self, script: Script, client: Client, notices: list[str]
