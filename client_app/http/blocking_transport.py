@@ -71,13 +71,13 @@ class HttpResponse:
         """Whether the body was read to its end."""
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """The body, as it was sent and as it comes, up to `size` bytes at a time.
+        """The body as it was sent, `size` bytes at a time; raises ConnectionFailed if it breaks off.
 
-        Raises ConnectionFailed if it breaks off.
+        With each record of TLS by itself, to receive a model took a third more of the processor.
         """
         while True:
             with _network_errors():
-                piece = self._response.read1(size, decode_content=False)  # a slow line's progress is seen
+                piece = self._response.read(size, decode_content=False)
             if not piece:
                 break
             yield piece

@@ -59,7 +59,7 @@ from fedcore.wire.signing import sign_headers
 
 MAX_CONTROL_BYTES: Final = 64 << 20
 """Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""
-_PIECE: Final = 1 << 18
+_PIECE: Final = 1 << 16
 """Of an answer; what has come of a model is counted in these."""
 _BODY_SECONDS: Final = 45.0
 """For the answer to a large body, and to its end: the server may have to store it elsewhere first."""

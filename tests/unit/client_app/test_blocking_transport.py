@@ -213,7 +213,7 @@ class TestAnswers:
             writer.write(b"later")
 
         def read(response: HttpResponse) -> list[bytes]:
-            pieces = response.pieces(1 << 18)
+            pieces = response.pieces(len(b"first"))
             first = next(pieces)
             goes_on.set()
             return [first, b"".join(pieces)]
