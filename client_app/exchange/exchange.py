@@ -190,7 +190,7 @@ class _ClientExchange:
             self.client.output.info("room", line)
         await in_thread(check_room, self.task, self._models)
         if self.client.trains_here:
-            check_ranks_memory(self.task, await in_thread(memory_of_ranks))
+            await in_thread(check_ranks_memory, self.task, memory_of_ranks)
 
     def _wait_longer(self, seconds: float) -> None:
         """Extend the time limit by what the download took."""

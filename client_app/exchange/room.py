@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -32,15 +33,16 @@ def check_room(task: Task, models: Models) -> None:
         check_disk(models.folder, (needs.client_disk if task.trains else needs.model) - here, _NO_DISK)
 
 
-def check_ranks_memory(task: Task, free: int | None) -> None:
+def check_ranks_memory(task: Task, free: Callable[[], int | None]) -> None:
     """Refuse a task whose model the memory of this machine clearly cannot hold; raises OutOfMemory.
 
     Args:
-        free: bytes for the ranks, with what they have already; None if the system does not say.
+        free: bytes for the ranks, with what they have already; None if the system does not say. It looks at each
+            process of the machine, and is not asked for a small model.
     """
     needs = _needs(task)
     if needs.is_large:
-        check_memory(free, needs.least_client_memory, _NO_MEMORY)
+        check_memory(free(), needs.least_client_memory, _NO_MEMORY)
 
 
 def memory_of_ranks() -> int | None:
