@@ -30,7 +30,7 @@ def test_a_lost_terminal_loses_no_run(tmp_path: Path) -> None:
         done = forked("runs", "attach", shown["run"][:8], "--json", "--out", out, *operator)
     assert done.returncode == 0, done.stderr
     first, *events, summary = [json.loads(line) for line in done.stdout.splitlines()]
-    assert first == {"run": shown["run"]}
+    assert first["run"] == shown["run"]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1)), "from its first event on"
     assert (summary["status"], summary["rounds"]) == ("finished", 1)
     assert out.exists()

@@ -20,6 +20,7 @@ from client_app.operator.runs import attach_to, print_logs, show_list, show_run,
 from fedcore.errors import ConfigurationError, RunFailed, ServerUnreachable
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState, sha256_file
+from fedcore.system.tracing import trace_name
 from fedcore.wire.operator import RunIn
 from tests.support.raising import raises
 
@@ -70,7 +71,7 @@ async def test_whoever_comes_back_sees_it_from_the_beginning(
     lines = (
         await said(here, capsys, functools.partial(attach_to, word="last", first=1, out=None, as_json=True))
     ).splitlines()
-    assert json.loads(lines[0]) == {"run": run}
+    assert json.loads(lines[0]) == {"run": run, "trace_id": trace_name(run)}
     events = [json.loads(line) for line in lines[1:-1]]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert json.loads(lines[-1])["status"] == "finished"
