@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -69,7 +70,7 @@ def main() -> int:
     arguments = options.parse_args()
     if arguments.quick and (arguments.write or arguments.check):
         options.error("what is written down is of whole runs: leave --quick and --smallest out")
-    here = machine()
+    here = machine(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     before = json.loads(arguments.check.read_text(encoding="utf-8")) if arguments.check else None
     if before is not None and before["machine"] != here:
         print(f"bits cannot be compared: they are of {before['machine']}, and this is {here}", file=sys.stderr)
@@ -269,11 +270,17 @@ def _digest(value: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def machine() -> dict[str, str]:
-    """What floats depend on."""
+def machine(processors: str) -> dict[str, str]:
+    """What floats depend on. Processors of one name differ in what the libraries choose their code by.
+
+    Args:
+        processors: text of /proc/cpuinfo.
+    """
     whole = machine_description()
     versions = {name: whole["packages"][name] for name in ("torch", "numpy", "flwr")}
-    return {"cpu": whole["cpu"], "python": whole["python"], **versions}
+    kind = dict(re.findall(r"^(cpu family|model)\s*: (\d+)$", processors, re.MULTILINE))
+    cpu = ", ".join([whole["cpu"], *(f"{key} {value}" for key, value in kind.items())])
+    return {"cpu": cpu, "python": whole["python"], **versions}
 
 
 def commit() -> str:
