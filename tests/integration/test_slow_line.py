@@ -42,14 +42,27 @@ def over_a_line(
             assert made.stop("server") == 0
 
 
-def member(made: Deployment, name: str) -> dict[str, Any]:
-    """What the server says of a client."""
+@contextlib.contextmanager
+def operator(made: Deployment) -> Iterator[httpx.Client]:
     kit = OperatorKit.load(made.federation.operator)
     trusted = ssl.create_default_context(cafile=str(kit.ca_file))
-    with httpx.Client(
-        base_url=kit.servers[0], verify=trusted, headers={"Authorization": f"Bearer {kit.token}"}
-    ) as http:
+    headers = {"Authorization": f"Bearer {kit.token}"}
+    with httpx.Client(base_url=kit.servers[0], verify=trusted, headers=headers) as http:
+        yield http
+
+
+def member(made: Deployment, name: str) -> dict[str, Any]:
+    """What the server says of a client."""
+    with operator(made) as http:
         (client,) = [one for one in http.get("/v1/clients").json()["clients"] if one["name"] == name]
+    return dict(client)
+
+
+def standing(made: Deployment, name: str) -> dict[str, Any]:
+    """What the server says of a client in the newest run."""
+    with operator(made) as http:
+        run = http.get("/v1/runs").json()["runs"][0]["run"]
+        (client,) = [one for one in http.get(f"/v1/runs/{run}/clients").json()["clients"] if one["name"] == name]
     return dict(client)
 
 
@@ -76,6 +89,7 @@ def test_a_line_that_pauses_in_the_midst_of_an_upload_does_not_lose_its_site(tmp
         run = made.submit(settings={"min-clients": 3}, num_server_rounds=1, min_nodes=3, parameters=PARAMETERS)
         wait_until("an upload to be under way", lambda: line.up.passed - before > MODEL_BYTES / 4)
         line.pause()
+        assert standing(made, "client-1")["state"] == "uploading", "its only part has not come to the end"
         wait_until("the silence", lambda: last_seen(made, "client-1") > 1.5 * LIVENESS_SECONDS, PATIENCE)
         line.go_on()
         ended = run.finish()
