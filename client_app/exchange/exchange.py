@@ -199,12 +199,13 @@ class _ClientExchange:
 
     async def _contribute(self, session: ClientSession, account: PrivacySpending, admitted: AdmittedSum) -> Vector:
         """The vector to upload, when that is due, while R0 and R1 run; ends at once when the exchange does."""
-        encoded, keys_exchanged = asyncio.Event(), asyncio.Event()
+        encoded, keys_known, keys_exchanged = asyncio.Event(), asyncio.Event(), asyncio.Event()
         pad = self.client.kit.policy.pad_seconds
         received: asyncio.Future[ModelState | None] = asyncio.get_running_loop().create_future()
 
         async def protocol() -> NoReturn:
             await self._exchange_keys(session, account)
+            keys_known.set()
             await in_thread(self.client.know_model, self.task, await received)  # while the app trains
             keys_exchanged.set()
             if encoded.is_set() and not pad:  # the upload begins now
@@ -212,8 +213,12 @@ class _ClientExchange:
             await self._watch()
 
         async def work() -> Vector:
-            model = await self._model()
-            await in_thread(admitted.check_model, model)
+            try:
+                model = await self._model()
+                await in_thread(admitted.check_model, model)
+            except ProtocolViolation:
+                await keys_known.wait()  # chance does not decide what has left this client before it refuses
+                raise
             received.set_result(model)
             vector = await self._update.vector(account.encoding, model)
             encoded.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +27,14 @@ _NO_MEMORY: Final = (
 
 
 def check_room(task: Task, models: Models) -> None:
-    """Refuse a task for whose model, trained model and update the disk has no room; raises StorageFull."""
+    """Refuse a task for whose model, trained model and update the disk has no room; raises StorageFull.
+
+    Exceptions and frames of exchanges that were ended name each other, and map the model of theirs, whose file takes
+    room until they are collected.
+    """
     needs = _needs(task)
     if task.model is not None and needs.is_large:
+        gc.collect()
         here = task.model.size if models.path(task.model.sha256).exists() else 0
         check_disk(models.folder, (needs.client_disk if task.trains else needs.model) - here, _NO_DISK)
 

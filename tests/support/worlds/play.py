@@ -177,9 +177,13 @@ def exchanged(data: Mapping[int, Data], one: int = 1, other: int = 2) -> dict[in
 
 
 def differences(one: View, other: View, swapped: Sequence[int] = (1, 2)) -> Iterator[str]:
-    """What the adversary can tell two worlds by, in which the `swapped` clients have each other's data."""
-    for client, requests in one.requests.items():
-        for place, (here, there) in enumerate(itertools.zip_longest(requests, other.requests[client])):
+    """What the adversary can tell two worlds by, in which the `swapped` clients have each other's data.
+
+    The model comes while the keys are exchanged, before any work, so chance decides which of them is first.
+    """
+    for client in one.requests:
+        both = [models_first(view.requests[client]) for view in (one, other)]
+        for place, (here, there) in enumerate(itertools.zip_longest(*both)):
             if here != there:
                 yield f"client {client}, request {place}: {here} / {there}"
                 break
@@ -188,6 +192,16 @@ def differences(one: View, other: View, swapped: Sequence[int] = (1, 2)) -> Iter
             yield f"exchange {number} gives a sum in one world only"
         elif here is not None and there is not None:
             yield from (f"exchange {number}: {text}" for text in _of_sums(here, there, swapped))
+
+
+def models_first(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, that for the model of an exchange before all others of the exchange."""
+    ordered: list[Request] = []
+    for request in requests:
+        exchange, _, what = request.target.partition("?")[0].rpartition("/")
+        same = (place for place, one in enumerate(ordered) if one.target.startswith(f"{exchange}/"))
+        ordered.insert(next(same, len(ordered)) if what == "model" else len(ordered), request)
+    return ordered
 
 
 def _of_sums(here: Release, there: Release, swapped: Sequence[int]) -> Iterator[str]:

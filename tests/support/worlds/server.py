@@ -180,7 +180,11 @@ class Room:
 
     def _advance(self) -> None:
         round_ = self._round
-        while round_ is not None and not self.over and not round_.missing:
+        while round_ is not None and not self.over:
+            for client in self._absent & set(round_.missing):
+                round_.drop(client)
+            if round_.missing:
+                break
             try:
                 round_.close_stage()
             except RoundFailed:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -68,6 +70,32 @@ def test_a_task_that_the_disk_has_no_room_for_is_refused_before_anything_is_fetc
     large = script.task.model.model_copy(update={"size": 1 << 60})
     with pytest.raises(StorageFull):
         check_room(script.task.model_copy(update={"model": large}), models)
+
+
+class Failure(Exception):
+    """One that names the frame which it ended."""
+
+
+def ended(model: ModelState) -> weakref.ref[BaseException]:
+    """What ended an exchange that trained from `model`; nobody but itself names it any more."""
+    try:
+        raise Failure
+    except Failure as error:
+        failure = error
+    assert model.path is not None
+    return weakref.ref(failure)
+
+
+def test_before_a_large_model_comes_those_of_ended_exchanges_are_gone(script: Script, client: Client) -> None:
+    large = script.task.model.model_copy(update={"size": 64 << 20})
+    gc.disable()
+    try:
+        left = ended(ModelState.open(script.model))
+        assert left() is not None
+        check_room(script.task.model_copy(update={"model": large}), Models(client.state_dir / MODELS_FOLDER))
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_task_that_memory_has_no_room_for_is_refused_before_anything_is_fetched(
