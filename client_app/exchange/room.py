@@ -29,8 +29,8 @@ _NO_MEMORY: Final = (
 def check_room(task: Task, models: Models) -> None:
     """Refuse a task for whose model, trained model and update the disk has no room; raises StorageFull.
 
-    Exceptions and frames of exchanges that were ended name each other, and map the model of theirs, whose file takes
-    room until they are collected.
+    Exceptions and frames of ended exchanges name each other, and map a model, whose file takes room until they are
+    collected.
     """
     needs = _needs(task)
     if task.model is not None and needs.is_large:
