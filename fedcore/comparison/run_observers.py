@@ -84,13 +84,17 @@ class ModelVersions:
         """Take an event of the run; a new version is there before its first."""
         if not isinstance(event, StageProgress | ExchangeStarted):
             return
-        for path in self.data.glob("work/*/versions/*.safetensors"):
-            number = int(path.stem)
-            if number not in self.paths:
-                copy = self.out / f"version-{number}.safetensors"
-                with contextlib.suppress(FileNotFoundError):  # nobody needs it any more, just now
-                    shutil.copyfile(path, copy)
-                    self.paths[number] = copy
+        with contextlib.suppress(FileNotFoundError):  # the run ends just now, and its folder goes
+            for path in self.data.glob("work/*/versions/*.safetensors"):
+                self._keep(path)
+
+    def _keep(self, path: Path) -> None:
+        number = int(path.stem)
+        if number not in self.paths:
+            copy = self.out / f"version-{number}.safetensors"
+            with contextlib.suppress(FileNotFoundError):  # nobody needs it any more, just now
+                shutil.copyfile(path, copy)
+                self.paths[number] = copy
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,14 +1,16 @@
 """What is read off a run's events: who fetched which model, and how a client is lost."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.events import event
 from support.raising import raises
 
 from fedcore.comparison.run import Kill
-from fedcore.comparison.run_observers import ClientKiller, SentModels
+from fedcore.comparison.run_observers import ClientKiller, ModelVersions, SentModels
 from fedcore.errors import EnvironmentFailure
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.system.workers.child_processes import ChildProcesses
@@ -57,6 +59,29 @@ def test_an_attempt_that_failed_leaves_its_model_with_the_clients() -> None:
     given.see(done(1))
     assert given.models == ["a"]
     assert given.fetched == [frozenset({"client-2"})]
+
+
+def test_a_run_that_ends_while_its_versions_are_looked_for_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, look = tmp_path / "work" / "run" / "versions", os.scandir
+    folder.mkdir(parents=True)
+    (folder / "1.safetensors").write_bytes(b"a model")
+    versions = ModelVersions(tmp_path, tmp_path)
+    versions.see(exchange(1, "a"))
+    assert [path.read_bytes() for path in versions.paths.values()] == [b"a model"]
+
+    def too_late(path: Any) -> Any:
+        if Path(path) == folder:
+            (folder / "1.safetensors").unlink()
+            folder.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", too_late)
+    late = ModelVersions(tmp_path, tmp_path)
+    late.see(exchange(1, "a"))
+    assert not folder.exists()
+    assert late.paths == {}
 
 
 @pytest.fixture
