@@ -65,7 +65,7 @@ def write_change(
     layout = _change_layout(encoding, head.size)
     if layout is None or not _saves(layout, encoding):
         return False
-    fields, packed = words[encoding.sections[_PACKED]], {spec.name for spec in _packed(encoding)}
+    fields, packed = words[encoding.sections[_PACKED]], _packed_names(encoding)
     with FileSink(path, layout, durable=False) as sink:
         by_name = {spec.name: spec for spec in layout.specs}
         sink.write(by_name[_TERMS], 0, head)
@@ -96,8 +96,7 @@ def apply_change(base: ModelState, change: ModelState, path: Path) -> None:
     encoding, layout = terms.encoding, base.layout
     if encoding.layout != layout or change.layout != _change_layout(encoding, change[_TERMS].size):
         raise PeerError("the change is none to a model of this layout")
-    packed = {spec.name for spec in _packed(encoding)}
-    (part,) = (section for section in encoding.field_sections if section.name == _PACKED)
+    packed, part = _packed_names(encoding), next(one for one in encoding.field_sections if one.name == _PACKED)
     sums = FieldSums.of(encoding, part, change[_FIELDS], terms.survivors, terms.examples)
     with FileSink(path, layout, durable=False) as sink:
         sums.write_tensors(base, sink, threads=1, releases=(base.release, change.release))
@@ -122,10 +121,9 @@ def _saves(layout: Layout, encoding: Encoding) -> bool:
     return encoding.layout is not None and layout.nbytes <= _MOST * encoding.layout.nbytes
 
 
-def _packed(encoding: Encoding) -> tuple[TensorSpec, ...]:
-    """The tensors of which a change has fields."""
-    sections = (section for section in encoding.field_sections if section.name == _PACKED)
-    return tuple(spec for section in sections for _, spec in section.tensors)
+def _packed_names(encoding: Encoding) -> frozenset[str]:
+    """Of the tensors of which a change has fields."""
+    return frozenset(spec.name for group in encoding.groups if not group.small for spec in group.specs)
 
 
 def _change_layout(encoding: Encoding, head: int) -> Layout | None:
@@ -134,7 +132,7 @@ def _change_layout(encoding: Encoding, head: int) -> Layout | None:
     Args:
         head: bytes of its terms.
     """
-    packed, layout = {spec.name for spec in _packed(encoding)}, encoding.layout
+    packed, layout = _packed_names(encoding), encoding.layout
     if layout is None or not packed or {_TERMS, _FIELDS} & {spec.name for spec in layout.specs}:
         return None
     section = encoding.sections[_PACKED]

@@ -290,23 +290,16 @@ class TestRetryDeadline:
         for now[0] in range(0, 100_000, 1000):
             assert not deadline.expired(True, 5)
 
-    def test_a_request_that_alone_fails_is_given_up(self) -> None:
+    @pytest.mark.parametrize(("seconds", "last"), [(10, 6), (50, 3)])
+    def test_a_request_that_alone_fails_is_given_up(self, seconds: int, last: int) -> None:
+        """After a minute, and after four attempts, each of which takes most of a minute for a body on a slow line."""
         now = [0.0]
         deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=0)
         ends = []
-        for answers, now[0] in enumerate(range(0, 100, 10), start=1):
+        for answers, now[0] in enumerate(range(0, 10 * seconds, seconds), start=1):
             ends.append(deadline.expired(True, answers))
-        assert ends.index(True) == 6
+        assert ends.index(True) == last
         assert deadline.stuck
-
-    def test_attempts_that_take_long_are_several(self) -> None:
-        """Each of a body, over a line on which that takes most of a minute."""
-        now = [0.0]
-        deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=0)
-        ends = []
-        for answers, now[0] in enumerate(range(0, 250, 50), start=1):
-            ends.append(deadline.expired(True, answers))
-        assert ends.index(True) == 3
 
     def test_an_absence_between_begins_anew(self) -> None:
         now = [0.0]

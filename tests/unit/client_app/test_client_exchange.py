@@ -119,6 +119,13 @@ async def test_a_task_that_memory_has_no_room_for_is_refused_before_anything_is_
     assert not Models(client.state_dir / MODELS_FOLDER).path(script.task.model.sha256).exists()
 
 
+async def keys_to_leave(script: Script, running: asyncio.Task[None]) -> None:
+    """Wait until a client has sent its keys and shares, in an exchange that goes on."""
+    while "PUT key-shares" not in script.requests:
+        await asyncio.sleep(0.01)
+        assert not running.done()
+
+
 class TestHonest:
     async def test_the_sum_is_the_weighted_mean(self, script: Script, client: Client) -> None:
         await take(script, client)
@@ -163,9 +170,7 @@ class TestHonest:
         client.work.goes_on = asyncio.Event()
         async with script.serving():
             running = asyncio.create_task(take_part(script.task, client))
-            while "PUT key-shares" not in script.requests:
-                await asyncio.sleep(0.01)
-                assert not running.done()
+            await keys_to_leave(script, running)
             assert "PUT part 0" not in script.requests
             client.work.goes_on.set()
             await running
@@ -180,9 +185,7 @@ class TestHonest:
         download, client.transport.download = client.transport.download, later  # type: ignore[method-assign]
         async with script.serving():
             running = asyncio.create_task(take_part(script.task, client))
-            while "PUT key-shares" not in script.requests:
-                await asyncio.sleep(0.01)
-                assert not running.done()
+            await keys_to_leave(script, running)
             assert "GET model" not in script.requests
             arrived.set()
             await running
