@@ -235,13 +235,13 @@ def _role_of(process: psutil.Process) -> str:
 
 
 def held_bytes(pid: int) -> int:
-    """Anonymous memory of a process, that of others shared by their number, and mapped files still to be written."""
+    """Anonymous memory of a process, swapped or not, by how many share it, and mapped files still to be written."""
     sizes = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
         name, _, value = line.partition(":")
         sizes[name] = int(value.split()[0]) * 1024
     unwritten = max(0, sizes["Private_Dirty"] - sizes["Anonymous"])
-    return sizes["Pss_Anon"] + sizes["Pss_Shmem"] + unwritten
+    return sizes["Pss_Anon"] + sizes["Pss_Shmem"] + sizes["SwapPss"] + unwritten
 
 
 def disk_bytes(folder: Path) -> int:
