@@ -14,11 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fedcore.monitoring.line_speed import LineSpeed
+from fedcore.monitoring.line_speed import LineSpeed, tells_speed
 
-_LEAST_SECONDS: Final = 1.0
-_LEAST_BYTES: Final = 1 << 20
-"""A transfer that is both shorter and smaller tells of the beginning of TCP rather than of the line."""
 _TRIPS: Final = 8
 
 
@@ -57,13 +54,13 @@ class LineMeter:
                 self._sent += size
                 self._is_broken |= not arrived
                 seconds = self.clock() - self._since
-                if not self._uploads and not self._is_broken and _tells(self._sent, seconds):
+                if not self._uploads and not self._is_broken and self._tells(self._sent, seconds):
                     self.speed = replace(self.speed, up=self._sent / seconds)
 
     def note_download(self, size: int, seconds: float) -> None:
         """A body of so many bytes came in that time."""
-        if _tells(size, seconds):
-            with self._lock:
+        with self._lock:
+            if self._tells(size, seconds):
                 self.speed = replace(self.speed, down=size / seconds)
 
     def note_trip(self, seconds: float) -> None:
@@ -72,6 +69,5 @@ class LineMeter:
             self._trips.append(seconds)
             self.speed = replace(self.speed, round_trip=min(self._trips))
 
-
-def _tells(size: int, seconds: float) -> bool:
-    return seconds > 0 and (seconds >= _LEAST_SECONDS or size >= _LEAST_BYTES)
+    def _tells(self, size: int, seconds: float) -> bool:
+        return tells_speed(size, seconds, self.speed.round_trip)

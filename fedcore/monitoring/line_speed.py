@@ -21,6 +21,11 @@ LESS_OR_LONGER: Final = (
 CHANGES_BELOW: Final = 25e6
 """Bytes a second at which a model and a change of half its bytes (`fedcore.codec.means.change`) take a client as long,
 since it has to decode the change."""
+_LEAST_SECONDS: Final = 1.0
+_LEAST_BYTES: Final = 1 << 20
+_FIRST_WINDOW: Final = 14_600
+"""Bytes that TCP sends before the first answer (RFC 6928); with each further round trip it sends twice as many."""
+_OF_BEGINNING: Final = 2.0
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit", re.IGNORECASE)
 _PER_SECOND: Final = re.compile(r"bit/s|bps", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)", re.IGNORECASE)
@@ -98,6 +103,22 @@ class LineSpeed:
         words = [f"{_bits(speed)} {way}" for speed, way in named if speed is not None]
         words += [f"{self.round_trip * 1e3:.0f} ms"] if self.round_trip is not None else []
         return ", ".join(words)
+
+
+def tells_speed(size: int, seconds: float, round_trip: float | None) -> bool:
+    """Whether a transfer shows how fast a line is, rather than how TCP begins.
+
+    One that is both short and small does not, nor one of which the round trips of TCP's beginning may be more than half.
+
+    Args:
+        size: its bytes.
+        seconds: how long it took.
+        round_trip: of the line, in seconds; None if it is not known.
+    """
+    if seconds <= 0 or (seconds < _LEAST_SECONDS and size < _LEAST_BYTES):
+        return False
+    trips = 1 + math.ceil(math.log2(1 + size / _FIRST_WINDOW))  # one for the answer
+    return seconds >= _OF_BEGINNING * trips * (round_trip or 0.0)
 
 
 def granted_seconds(size: float, speeds: Iterable[float | None], most: float) -> float:

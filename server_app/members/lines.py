@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fedcore.monitoring.line_speed import LineSpeed
+from fedcore.monitoring.line_speed import LineSpeed, tells_speed
 
 _REST_FACTOR: Final = 10.0
 _LONGEST_REST: Final = 3600.0
-_LEAST_BYTES: Final = 1 << 14
-"""Of a transfer that tells how fast a line is: fewer come in one piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +55,12 @@ class Lines:
 
     def note_up(self, client: int, size: int, seconds: float) -> None:
         """The client has sent so many bytes in that time."""
-        if size >= _LEAST_BYTES and seconds > 0:
+        if tells_speed(size, seconds, self.speed(client).round_trip):
             self._speeds[client] = replace(self._measured(client), up=size / seconds)
 
     def note_down(self, client: int, size: int, seconds: float) -> None:
         """The client has received so many bytes in that time."""
-        if size >= _LEAST_BYTES and seconds > 0:
+        if tells_speed(size, seconds, self.speed(client).round_trip):
             self._speeds[client] = replace(self._measured(client), down=size / seconds)
 
     def note_on_time(self, client: int) -> None:

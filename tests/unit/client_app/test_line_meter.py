@@ -63,6 +63,15 @@ def test_the_beginning_of_tcp_is_no_measure(clock: Clock) -> None:
     assert meter.speed.down == 2 * PART
 
 
+def test_a_small_transfer_over_a_long_line_is_no_measure(clock: Clock) -> None:
+    meter = LineMeter(clock)
+    meter.note_trip(0.3)
+    meter.note_download(30_000, 1.2)
+    with meter.uploading(30_000):
+        clock.now += 1.2
+    assert (meter.speed.down, meter.speed.up) == (None, None)
+
+
 def test_the_round_trip_is_the_least_of_the_last_few(clock: Clock) -> None:
     meter = LineMeter(clock)
     for seconds in (0.9, 0.3, 0.5):

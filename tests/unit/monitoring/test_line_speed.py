@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedcore.errors import ConfigurationError
-from fedcore.monitoring.line_speed import LineSpeed, RoundTime, granted_seconds
+from fedcore.monitoring.line_speed import LineSpeed, RoundTime, granted_seconds, tells_speed
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,20 @@ def test_a_transfer_has_twice_the_time_of_its_bytes_at_the_slowest_speed_that_is
     assert granted_seconds(1000, (100.0, 50.0, None), 1e9) == 40.0
     assert granted_seconds(1000, (None, None), 1e9) == 0.0
     assert granted_seconds(1000, (0.1,), 60.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "tells"),
+    [
+        (30_000, 0.24, False),  # small and short
+        (30_000, 1.2, False),  # four round trips of 300 ms
+        (30_000, 4.0, True),  # a line that is slow for so few bytes is slow
+        (2_000_000, 2.5, False),  # most of it is TCP's beginning
+        (2_000_000, 8.0, True),  # 2 Mbit/s
+    ],
+)
+def test_how_tcp_begins_tells_nothing_of_a_line(size: int, seconds: float, tells: bool) -> None:
+    assert tells_speed(size, seconds, 0.3) is tells
 
 
 def test_the_time_of_a_round() -> None:

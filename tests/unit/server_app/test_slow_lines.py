@@ -262,11 +262,16 @@ def test_who_would_miss_its_stage_again_rests_and_is_tried_again() -> None:
 
 def test_how_fast_a_line_is() -> None:
     lines = Lines()
-    lines.note_up(1, 100, 10.0)
+    lines.note_up(1, 100, 0.1)
     assert lines.speed(1).up is None, "too little to tell"
     lines.note_up(1, 1_000_000, 10.0)
     lines.note_down(1, 2_000_000, 10.0)
     assert (lines.speed(1).up, lines.speed(1).down) == (100_000.0, 200_000.0)
+    lines.note_up(1, 30_000, 0.3)
+    assert lines.speed(1).up == 100_000.0, "a small update is there before the line is full"
+    lines.note_report(1, LineSpeed(round_trip=0.3))
+    lines.note_up(1, 30_000, 1.2)
+    assert lines.speed(1).up == 100_000.0
 
 
 async def test_a_line_is_judged_by_the_update_that_comes_next(here: Site, model: ModelState) -> None:
