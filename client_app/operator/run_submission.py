@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -70,12 +69,21 @@ def run_app(
             try:
                 record, final = follow(client, run, screen, sink=tracking)
             except KeyboardInterrupt:
-                screen.note(f"cancelling run {run}")
-                with contextlib.suppress(ServerUnreachable, Refused):
-                    client.cancel(run)
+                cancel(client, run, screen)
                 raise
             save_results(client, record, final, out, screen, tracking)
         traces.record("follow", run, began=began_following, ended=time.monotonic())
+
+
+def cancel(client: OperatorClient, run: str, screen: Screen) -> None:
+    """Cancel a run, and say what is left of it, or why it goes on."""
+    screen.note(f"cancelling run {run}")
+    try:
+        client.cancel(run)
+    except (ServerUnreachable, Refused) as error:
+        screen.note(f"run {run} is not cancelled and goes on: {error}; later: fedcore runs stop {run}")
+    else:
+        screen.note(f"the model of its last round, if there is one: fedcore runs model {run}")
 
 
 def _submission(options: RunOptions) -> RunIn | None:

@@ -111,6 +111,7 @@ def test_ctrl_c_on_a_run_cancels_it_and_the_next_one_works(readable: Deployment)
     done = run.finish()
     assert done.status == INTERRUPTED
     assert "cancelling run" in done.stderr
+    assert "fedcore runs model" in done.stderr
     assert not done.model.exists()
     # The server is free at once, and so are the clients although their app sleeps.
     again = readable.submit().finish()
