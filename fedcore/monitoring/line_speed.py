@@ -108,7 +108,7 @@ class LineSpeed:
 def tells_speed(size: int, seconds: float, round_trip: float | None) -> bool:
     """Whether a transfer shows how fast a line is, rather than how TCP begins.
 
-    One that is both short and small does not, nor one of which the round trips of TCP's beginning may be more than half.
+    One that is both short and small does not, nor one of which the round trips of that beginning may be over half.
 
     Args:
         size: its bytes.
