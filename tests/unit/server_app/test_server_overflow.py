@@ -18,7 +18,7 @@ from server_app.runs.app.messages import Replies
 ALL = [1, 2, 3, 4]
 MODEL = ModelState.from_arrays({"weight": np.zeros((300, 7), np.float32)})
 LARGE = 320 * FIRST_SCALE
-"""With 10 examples of 64 it is 50 times the first scale: it fits the next one even if the sum reads one rung too low."""
+"""With 10 examples of 64 it is 50 times the first scale: it fits the next one even if the sum reads a rung too low."""
 
 
 def give(site: Site, large: Sequence[int] = (2,), by: float = LARGE) -> None:
