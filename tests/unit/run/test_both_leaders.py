@@ -18,7 +18,7 @@ from fedcore.state import ModelState, rounded
 SIZE = 2100
 MODEL = ModelState.from_arrays({"weight": np.zeros(SIZE, np.float32)})
 LARGE = 320 * FIRST_SCALE
-"""With 10 examples of 64 it is 50 times the first scale: it fits the next one even if the sum reads as a rung too low."""
+"""With 10 examples of 64 it is 50 times the first scale: it fits the next one even if the sum reads a rung too low."""
 GROUPED = {"groups": 2, "max_corrupt": 0.0, "key_agreement": "x25519", "min_clients": 6}
 PRIVATE = {"clip_norm": 1.0, "dp_noise_multiplier": 2.0}
 
