@@ -26,11 +26,13 @@ def main(words: list[str]) -> None:
     elif verb == "get":
         label, _, value = options["selector"].partition("=")
         jobs = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
-        matching = [job for job in jobs if {"job-name": name(job), **job["metadata"]["labels"]}[label] == value]
+        items = [item for job in jobs for item in (shown(job), *pods(job))]
+        of_kinds = [item for item in items if f"{item['kind'].lower()}s" in names[0].split(",")]
+        matching = [item for item in of_kinds if item["metadata"]["labels"].get(label) == value]
         if options["output"] == "name":
-            sys.stdout.write("".join(f"job.batch/{name(job)}\n" for job in matching))
+            sys.stdout.write("".join(f"job.batch/{name(item)}\n" for item in matching))
         else:
-            json.dump({"items": [item for job in matching for item in (shown(job), *pods(job))]}, sys.stdout)
+            json.dump({"items": matching}, sys.stdout)
     elif verb == "delete":
         delete(names[-1])
     else:
@@ -67,8 +69,15 @@ def running(pid: int) -> bool:
 
 
 def pods(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that run. `job-name` is theirs: a Job that comes with labels gets none."""
+    labels = {**job["spec"]["template"]["metadata"]["labels"], "job-name": name(job)}
     return [
-        {"kind": "Pod", "spec": {"nodeName": f"node-{index}"}, "status": {"phase": "Running"}}
+        {
+            "kind": "Pod",
+            "metadata": {"name": f"{name(job)}-{index}", "labels": labels},
+            "spec": {"nodeName": f"node-{index}"},
+            "status": {"phase": "Running"},
+        }
         for index, pid in enumerate(job["pids"])
         if running(pid)
     ]

@@ -10,8 +10,9 @@ from typing import Any, Final
 from client_app.ranks.jobs.launcher import HOST_MODULE, JobState, RankJob, scheduler_output
 from fedcore.federation.kits.rank_jobs import RankJobs
 
-_LABEL: Final = "fedcore.io/agent"
-_GPU: Final = "nvidia.com/gpu"
+_AGENT: Final = "fedcore.io/agent"
+_JOB: Final = "fedcore.io/job"
+"""Of a Job and its pods: Kubernetes' own label `job-name` is on the pods alone."""
 _USER: Final = 10001
 """Of fedcore's images."""
 
@@ -28,7 +29,7 @@ class Kubernetes:
         return str(manifest["metadata"]["name"])
 
     async def look(self, job: str) -> JobState:
-        out = await self._kubectl("get", "jobs,pods", f"--selector=job-name={job}", "--output=json")
+        out = await self._kubectl("get", "jobs,pods", f"--selector={_JOB}={job}", "--output=json")
         items = json.loads(out)["items"]
         pods = [item for item in items if item["kind"] == "Pod"]
         for item in items:
@@ -46,7 +47,7 @@ class Kubernetes:
         await self._kubectl("delete", "job", job, "--ignore-not-found", "--cascade=background", "--wait=false")
 
     async def cancel_left(self, name: str) -> list[str]:
-        names = await self._kubectl("get", "jobs", f"--selector={_LABEL}={name}", "--output=name")
+        names = await self._kubectl("get", "jobs", f"--selector={_AGENT}={name}", "--output=name")
         left = [text.rpartition("/")[2] for text in names.split()]
         for job in left:
             await self.cancel(job)
@@ -59,7 +60,8 @@ class Kubernetes:
     def manifest(self, job: RankJob) -> dict[str, Any]:
         """The Job. A pod that ends is not started again: the agent submits another job."""
         name = f"{job.name}-{job.folder.name.removeprefix('run-')}"
-        labels = {_LABEL: job.name, "app.kubernetes.io/name": "fedcore-ranks"}
+        own = {_AGENT: job.name, _JOB: name, "app.kubernetes.io/name": "fedcore-ranks"}
+        labels = {**self.jobs.labels, **own}
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -95,9 +97,16 @@ class Kubernetes:
                 {"name": "memory", "emptyDir": {"medium": "Memory"}},
             ],
         }
-        if self.jobs.node_selector:
-            pod["nodeSelector"] = dict(self.jobs.node_selector)
-        return pod
+        chosen = {
+            "imagePullSecrets": [{"name": name} for name in self.jobs.image_pull_secrets],
+            "nodeSelector": dict(self.jobs.node_selector),
+            "tolerations": list(self.jobs.tolerations),
+            "affinity": dict(self.jobs.affinity),
+            "priorityClassName": self.jobs.priority_class_name,
+            "runtimeClassName": self.jobs.runtime_class_name,
+            "serviceAccountName": self.jobs.service_account_name,
+        }
+        return pod | {key: value for key, value in chosen.items() if value}
 
     def _container(self, job: RankJob) -> dict[str, Any]:
         position = ["--node", "$(JOB_COMPLETION_INDEX)", "--address", "$(POD_IP)"]
@@ -130,7 +139,7 @@ class Kubernetes:
 
     def _resources(self) -> Mapping[str, Any]:
         asks = {name: value for name, value in (("cpu", self.jobs.cpu), ("memory", self.jobs.memory)) if value}
-        gpus = {_GPU: str(self.jobs.gpus)} if self.jobs.gpus else {}
+        gpus = {self.jobs.gpu_resource: str(self.jobs.gpus)} if self.jobs.gpus else {}
         limits = {**({"memory": self.jobs.memory} if self.jobs.memory else {}), **gpus}
         return {key: value for key, value in (("requests", {**asks, **gpus}), ("limits", limits)) if value}
 

@@ -19,10 +19,29 @@ _COMMON: Final = frozenset({"launcher", "folder", "nodes", "python", "idle_secon
 _OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "slurm": frozenset({"partition", "account", "gres", "time"}),
-        "kubernetes": frozenset({"namespace", "image", "claim", "gpus", "cpu", "memory", "node_selector"}),
+        "kubernetes": frozenset(
+            {
+                "namespace",
+                "image",
+                "image_pull_secrets",
+                "claim",
+                "gpus",
+                "gpu_resource",
+                "cpu",
+                "memory",
+                "labels",
+                "node_selector",
+                "tolerations",
+                "affinity",
+                "priority_class_name",
+                "runtime_class_name",
+                "service_account_name",
+            }
+        ),
     }
 )
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"slurm": (), "kubernetes": ("image", "claim")})
+_TABLES: Final = frozenset({"labels", "node_selector", "affinity"})
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 
 
@@ -40,10 +59,14 @@ class RankJobs:
     partition, account, gres, time: as `sbatch` has them; empty for the cluster's defaults.
     namespace: empty for that of kubectl's context.
     image: with fedcore inside.
+    image_pull_secrets: names of secrets with the registry's password.
     claim: the PersistentVolumeClaim that is mounted at `folder`.
-    gpus: of each pod, as `nvidia.com/gpu`.
+    gpus, gpu_resource: how many of which resource each pod gets.
     cpu, memory: of each pod, as Kubernetes writes them; empty for no request.
+    labels: of the Job and its pods, such as the name of a queue.
     node_selector: labels that a node must have.
+    tolerations, affinity: as Kubernetes has them in a pod, under its names.
+    priority_class_name, runtime_class_name, service_account_name: of each pod; empty for the cluster's defaults.
     """
 
     launcher: str
@@ -59,11 +82,19 @@ class RankJobs:
     time: str = ""
     namespace: str = ""
     image: str = ""
+    image_pull_secrets: tuple[str, ...] = ()
     claim: str = ""
     gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
     cpu: str = ""
     memory: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    priority_class_name: str = ""
+    runtime_class_name: str = ""
+    service_account_name: str = ""
 
     @classmethod
     def parse(cls, path: Path, values: Mapping[str, Any]) -> Self | None:
@@ -103,14 +134,16 @@ def _typed(path: Path, name: str, value: Any) -> Any:
     """The value of a key as the field of that name has it."""
     default = {one.name: one for one in dataclasses.fields(RankJobs)}[name].default
     kind = type(default) if default is not dataclasses.MISSING else str
-    if name == "node_selector":
-        if isinstance(value, dict) and all(isinstance(one, str) for one in value.values()):
+    if name in _TABLES:
+        of_texts = name != "affinity"
+        if isinstance(value, dict) and not (of_texts and any(not isinstance(one, str) for one in value.values())):
             return value
-        raise _wrong(path, name, "a table of texts")
+        raise _wrong(path, name, "a table of texts" if of_texts else "a table")
     if kind is tuple:
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        element, what = (dict, "tables") if name == "tolerations" else (str, "texts")
+        if isinstance(value, list) and all(isinstance(one, element) for one in value):
             return tuple(value)
-        raise _wrong(path, name, "a list of texts")
+        raise _wrong(path, name, f"a list of {what}")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

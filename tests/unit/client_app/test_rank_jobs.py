@@ -62,6 +62,11 @@ def test_the_table_of_client_toml(tmp_path: Path) -> None:
         {"launcher": "slurm", "folder": "/shared", "extra": "--qos=low"},
         {"launcher": "kubernetes", "folder": "/shared", "image": "x"},
         {**POD, "node-selector": {"gpu": 1}},
+        {**POD, "tolerations": {"key": "nvidia.com/gpu"}},
+        {**POD, "tolerations": ["nvidia.com/gpu"]},
+        {**POD, "affinity": []},
+        {**POD, "image-pull-secrets": "registry"},
+        {**POD, "priority-class-name": 5},
     ],
 )
 def test_a_table_that_cannot_be(tmp_path: Path, table: dict[str, Any]) -> None:
@@ -137,19 +142,61 @@ def test_the_jobs_of_a_client_have_one_name(tmp_path: Path) -> None:
     assert job_name(tmp_path, "renamed") == name
 
 
-def test_the_manifest_of_a_job(tmp_path: Path) -> None:
-    jobs = parse(tmp_path, **POD, nodes=2, gpus=4, memory="64Gi", cpu="8", **{"node-selector": {"gpu": "a100"}})
+def manifest(tmp_path: Path, **table: Any) -> dict[str, Any]:
+    """The Job for a table of client.toml, checked against Kubernetes' schemas if they are installed."""
+    jobs = parse(tmp_path, **POD, **table)
     assert jobs is not None
     folder = Path("/shared/fedcore-client-1-00/run-abc")
     job = RankJob(name="fedcore-client-1-00", folder=folder, log=folder / "log", nodes=2)
-    manifest = Kubernetes(jobs).manifest(job)
-    assert manifest["metadata"]["name"] == "fedcore-client-1-00-abc"
-    pod = manifest["spec"]["template"]["spec"]
-    [container] = pod["containers"]
-    assert container["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "4"}
-    assert str(folder) in container["command"]
-    mounts = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounts == {volume["name"] for volume in pod["volumes"]}
+    made = Kubernetes(jobs).manifest(job)
     if importlib.util.find_spec("kubernetes_validate") is not None:
         schemas = importlib.import_module("kubernetes_validate")
-        schemas.validate(manifest, schemas.latest_version(), strict=True)
+        schemas.validate(made, schemas.latest_version(), strict=True)
+    return made
+
+
+def test_the_manifest_of_a_job(tmp_path: Path) -> None:
+    made = manifest(tmp_path, nodes=2, gpus=4, memory="64Gi", cpu="8")
+    assert made["metadata"]["name"] == "fedcore-client-1-00-abc"
+    pod = made["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "4"}
+    assert "/shared/fedcore-client-1-00/run-abc" in container["command"]
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]}
+    assert not pod.keys() & {"tolerations", "affinity", "nodeSelector", "priorityClassName", "imagePullSecrets"}
+
+
+def test_where_the_pods_of_a_job_run(tmp_path: Path) -> None:
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    expression = {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["40000"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    table = {
+        "gpus": 1,
+        "gpu-resource": "nvidia.com/mig-3g.40gb",
+        "labels": {"kueue.x-k8s.io/queue-name": "research", "fedcore.io/agent": "another"},
+        "node-selector": {"gpu": "a100"},
+        "tolerations": tolerations,
+        "affinity": affinity,
+        "priority-class-name": "research",
+        "runtime-class-name": "nvidia",
+        "service-account-name": "ranks",
+        "image-pull-secrets": ["registry"],
+    }
+    made = manifest(tmp_path, **table)
+    pod = made["spec"]["template"]["spec"]
+    expected = {
+        "nodeSelector": {"gpu": "a100"},
+        "tolerations": tolerations,
+        "affinity": affinity,
+        "priorityClassName": "research",
+        "runtimeClassName": "nvidia",
+        "serviceAccountName": "ranks",
+        "imagePullSecrets": [{"name": "registry"}],
+    }
+    assert pod.items() >= expected.items()
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "1"}
+    for labels in (made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"]):
+        assert labels["kueue.x-k8s.io/queue-name"] == "research"
+        assert labels["fedcore.io/agent"] == "fedcore-client-1-00", "by it an agent finds what it has left"
