@@ -20,6 +20,13 @@ from fedcore.federation import Policy, ServerKit, provision
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PODS = (("StatefulSet", "server"), ("Deployment", "nginx"))
+PLACE = {
+    "nodeSelector": {"pool": "federation"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "priorityClassName": "research",
+}
+CLIENTS_PLACE = {"runtimeClassName": "nvidia", "serviceAccountName": "site"}
 Documents = dict[tuple[str, str], dict[str, Any]]
 _RENDER = """
 import json, sys
@@ -72,7 +79,15 @@ def directives(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def documents() -> Documents:
-    return rendered("fedcore", replicas=3, imagePullSecrets=["registry"], storageClass="fast", reloadSeconds=0.1)
+    return rendered(
+        "fedcore",
+        replicas=3,
+        imagePullSecrets=["registry"],
+        storageClass="fast",
+        reloadSeconds=0.1,
+        **PLACE,
+        serviceAccountName="bucket",
+    )
 
 
 @needs_helm
@@ -80,10 +95,13 @@ def test_the_chart_of_the_server(documents: Documents) -> None:
     pods = {kind: documents[kind, f"pilot-{name}"]["spec"]["template"] for kind, name in PODS}
     for pod in pods.values():
         assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["spec"].items() >= PLACE.items()
         [spread] = pod["spec"]["topologySpreadConstraints"]
         assert selects(spread["labelSelector"]["matchLabels"], pod)
         assert all({"cpu", "memory"} <= one["resources"]["limits"].keys() for one in pod["spec"]["containers"])
         assert all(one["securityContext"]["readOnlyRootFilesystem"] for one in pod["spec"]["containers"])
+    assert pods["StatefulSet"]["spec"]["serviceAccountName"] == "bucket"
+    assert "serviceAccountName" not in pods["Deployment"]["spec"]
     budget = documents["PodDisruptionBudget", "pilot-server"]["spec"]["selector"]["matchLabels"]
     assert selects(budget, pods["StatefulSet"])
     policy = documents["NetworkPolicy", "pilot-server"]["spec"]
@@ -113,6 +131,9 @@ def test_the_chart_of_the_server(documents: Documents) -> None:
         ("fedcore-client", {"options": "--nproc-per-node 4"}, "/options"),
         ("fedcore-client", {"kitSecret": ""}, "/kitSecret"),
         ("fedcore-client", {"gpus": "two"}, "/gpus"),
+        ("fedcore-client", {"gpuResource": "gpu"}, "/gpuResource"),
+        ("fedcore-client", {"affinity": {"nodes": {}}}, "/affinity"),
+        ("fedcore", {"tolerations": [{"effect": "Never"}]}, "/tolerations"),
     ],
 )
 def test_a_wrong_value_is_named(chart: str, values: dict[str, Any], where: str) -> None:
@@ -168,18 +189,19 @@ def test_the_chart_of_a_client() -> None:
     documents = rendered(
         "fedcore-client",
         gpus=2,
+        gpuResource="nvidia.com/mig-3g.40gb",
         dataClaim="studies",
         options=["--nproc-per-node", "2"],
-        nodeSelector={"gpu": "yes"},
-        tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        **PLACE,
+        **CLIENTS_PLACE,
         env={"HTTPS_PROXY": "http://proxy:3128"},
         resources={"cpu": 2, "cpuLimit": 8, "memory": "8Gi"},
     )
     pod = documents["StatefulSet", "pilot"]["spec"]["template"]
     [container] = pod["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert container["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == "2"
     assert container["env"] == [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]
-    assert pod["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert pod["spec"].items() >= (PLACE | CLIENTS_PLACE).items()
     assert container["args"][-2:] == ["--nproc-per-node", "2"]
     mounts = {mount["name"] for mount in container["volumeMounts"]}
     assert mounts <= {volume["name"] for volume in pod["spec"]["volumes"]} | {"state"}
