@@ -5,7 +5,9 @@
 Each site is a network namespace on a line of its own, with TCP of the kernel and TLS; the server's line is fast. The
 app trains nothing. limit: the bytes of a round, the model or its change down and the update up, at the speed of the
 line; round trips, headers and TCP's beginning are what is above it. The first round of a run, in which nothing is known
-of magnitudes and every client fetches the whole model, is compared with the model down and the last round's update up.
+of magnitudes, is compared with what comes down in it and the last round's update up. Owners' policies name the app's
+own first model, as stock ones do: in a secure run nobody downloads it, and the first round has the seconds that the
+sites take to derive it, all on this machine's processors.
 
 Flower's column is plain, with the same app and TLS: `wan_flower.py`.
 
@@ -40,6 +42,7 @@ from fedcore.comparison.federation import follow
 from fedcore.comparison.local_federation import FEDCORE, run_command
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
+from fedcore.federation.policy import APP_MODEL
 from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation.devices.network import PLAIN_TRIPS, SECURE_TRIPS
@@ -246,7 +249,7 @@ def sites_on(line: str) -> Iterator[Sites]:
             now=datetime.now(UTC),
             hosts=[server.address],
             port=PORT,
-            policy=Policy.own(CLIENTS, allow_plain=True),
+            policy=Policy.own(CLIENTS, allow_plain=True, first_models=(APP_MODEL,)),
         )
         group.start("server", [*server.command(), *FEDCORE, "server", "--federation", Path(name) / "federation"])
         for node, kit in zip(clients, made.clients, strict=True):
