@@ -97,14 +97,22 @@ def _round_times(
     if "model_bytes" not in facts:
         findings.warn("the line", "only the round in memory tells the size of the model, and so the time of a round")
         return {}
-    trips = SECURE_TRIPS + KEY_TRIPS if settings.aggregation == "secure" else PLAIN_TRIPS
-    model, up = facts["model_bytes"], facts["bytes_up"]
-    first = RoundTime.of(line, down=facts["first_bytes_down"], up=facts.get("first_bytes_up", up), trips=trips)
-    down = model * settings.download_bits // 32
+    secure, up = settings.aggregation == "secure", facts["bytes_up"]
+    first_down, first_up = facts["first_bytes_down"], facts.get("first_bytes_up", up)
+    later_down = second_down = facts["model_bytes"] * settings.download_bits // 32
     if line.is_slow and settings.download_bits == 32:
-        down = facts.get("change_bytes", model)
-    later = RoundTime.of(line, down=down, up=up, trips=trips)
-    slowest = max(first.download, later.download, first.upload)
+        second_down, later_down = (facts.get(key, later_down) for key in ("first_change_bytes", "change_bytes"))
+
+    def expected(down: int, up: int) -> RoundTime:
+        # Keys are agreed on while the model comes, if one comes.
+        trips = SECURE_TRIPS + (0 if down else KEY_TRIPS) if secure else PLAIN_TRIPS
+        return RoundTime.expected(line, down=down, up=up, trips=trips)
+
+    times = {"first round": expected(first_down, first_up)}
+    if second_down != later_down:
+        times["second round"] = expected(second_down, up)
+    times["later rounds"] = expected(later_down, up)
+    slowest = max(seconds for time in times.values() for seconds in (time.download, time.upload))
     if slowest > settings.transfer_seconds:
         findings.error(
             "the line",
@@ -117,7 +125,7 @@ def _round_times(
             f"the model or the update takes {slowest:.0f} s, longer than step-seconds = {settings.step_seconds:g}: "
             'with slow-lines = "leave-out" such a site is not asked while enough others are there',
         )
-    return {"first round": first, "later rounds": later}
+    return times
 
 
 def _site_node(app: FlowerApp, values: Mapping[str, Scalar], findings: Findings) -> Mapping[str, Scalar] | None:

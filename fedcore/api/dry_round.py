@@ -60,8 +60,8 @@ class DryRound(Simulation):
     """Bytes of the largest upload."""
     _mean: str = field(default="", init=False)
     """SHA-256 of the mean that the strategy was given."""
-    _change_bytes: int | None = field(default=None, init=False)
-    """What clients get in its place on slow lines, in later rounds."""
+    _changes: dict[str, int] = field(default_factory=dict, init=False)
+    """Facts: what clients get in its place on slow lines, in the second round and in later ones."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ExchangeBackend]:
@@ -76,8 +76,8 @@ class DryRound(Simulation):
 
     def _note_next(self, model: ModelState | None) -> None:
         """Note what slow lines get in place of a model, if it is the mean."""
-        if self._mean and self._change_bytes and (reference := model_ref(model)) and reference.sha256 == self._mean:
-            self.facts["change_bytes"] = self._change_bytes
+        if self._mean and self._changes and (reference := model_ref(model)) and reference.sha256 == self._mean:
+            self.facts |= self._changes
 
     def refuse(self, error: AppError) -> None:
         """Note that code of the app wants more than the mean, and let it have that alone."""
@@ -175,7 +175,9 @@ class DryRound(Simulation):
                         request.message_type, base.layout, n, self.clients, model=model
                     )
                     self.facts["bytes_up"] = later.words * 8
-                    self._change_bytes = change_bytes(later) if isinstance(later, Encoding) else None
+                    sums = {"first_change_bytes": encoding, "change_bytes": later}
+                    sizes = {name: change_bytes(one) for name, one in sums.items() if isinstance(one, Encoding)}
+                    self._changes = {name: size for name, size in sizes.items() if size}
                     reference = model_ref(decoded.state)
                     self._mean = reference.sha256 if reference is not None else ""
                 return ExchangeReply.of_cohort(decoded)

@@ -18,6 +18,11 @@ LESS_OR_LONGER: Final = (
     "download-bits = 16 downloads, and adapters (LoRA) both"
 )
 """What helps if a transfer does not fit into its time."""
+PAYLOAD: Final = 0.94
+"""What models and updates get of a line's speed: headers of TCP, IP and TLS take 3.7 %, pauses and repeats the rest."""
+TRANSFER_TRIPS: Final = 4
+"""Round trips that a transfer takes in addition to its bytes: TCP's beginning, and requests that wait behind them.
+Both as `benchmarks/results/wan.md` has it."""
 CHANGES_BELOW: Final = 25e6
 """Bytes a second at which a model and a change of half its bytes (`fedcore.codec.means.change`) take a client as long,
 since it has to decode the change."""
@@ -138,7 +143,7 @@ class RoundTime:
     """What a line adds to the training time of one client's round.
 
     down, up: bytes of the model and of the update.
-    trips: requests that wait for one another.
+    trips: round trips, of requests that wait for one another and of transfers that begin.
     download, upload, messages: seconds.
     """
 
@@ -160,6 +165,21 @@ class RoundTime:
             upload=up / line.up if line.up else 0.0,
             messages=trips * (line.round_trip or 0.0),
         )
+
+    @classmethod
+    def expected(cls, line: LineSpeed, *, down: int, up: int, trips: int) -> Self:
+        """The same for a line as it is sold, which carries less than its speed.
+
+        Args:
+            trips: requests that wait for one another.
+        """
+        carried = LineSpeed(
+            down=PAYLOAD * line.down if line.down else None,
+            up=PAYLOAD * line.up if line.up else None,
+            round_trip=line.round_trip,
+        )
+        transfers = sum(size > 0 for size in (down, up))
+        return cls.of(carried, down=down, up=up, trips=trips + TRANSFER_TRIPS * transfers)
 
     @property
     def seconds(self) -> float:
