@@ -107,7 +107,7 @@ def run_server_app(
     on_loaded: Callable[[], None] | None = None,
     means: MeanRecorder | None = None,
     noise_shares: Callable[[int], int] = lambda n: 0,
-    write_first: Callable[[ModelState], ModelState] = lambda model: model,
+    write_first: Callable[[ModelState, int], ModelState] = lambda model, nodes: model,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 

@@ -36,6 +36,8 @@ from server_app.runs.app.messages import (
     PlainExchangeCall,
     PlainReplies,
     Replies,
+    Room,
+    RoomCall,
     Start,
     WaitReport,
 )
@@ -108,6 +110,9 @@ class RunOrchestrator:
                     await run.take_figures(figures, self._evaluated)
                 case WaitReport(nodes=nodes, setting=setting):
                     run.event_log.add(Warned(line=run.clients.waiting(nodes, setting)))
+                case RoomCall(layout=layout, nodes=nodes):
+                    await run.check_disk(layout, nodes)
+                    await app.send(Room())
                 case AppEnd(model=model, statistics=statistics):
                     run.warn_unjudged()
                     if statistics is not None and run.plan.question is not None:

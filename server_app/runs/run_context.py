@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,7 +21,7 @@ from fedcore.run.groups import groups_in
 from fedcore.run.integer_means import rounded_line
 from fedcore.run.retries import attempt_ended
 from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, readable, room_line
-from fedcore.state import ModelFacts
+from fedcore.state import Layout, ModelFacts
 from fedcore.system.memory import free_memory
 from fedcore.wire.base import moment
 from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
@@ -36,8 +37,8 @@ from server_app.storage.blobs import Spool
 from server_app.storage.tables import ExchangeRow
 
 _NO_ROOM: Final = (
-    "a round of this model takes about {needed} of the server's disk (the model, the updates and their sum), of which "
-    "{free} are free, and nothing was sent: free some, or ask fewer clients, or make the "
+    "a round of this model takes about {needed} of the server's disk (the model, the updates, their sum, and a "
+    "reserve), and {free} are free, so nothing was written or sent: free some, or ask fewer clients, or make the "
     "updates smaller (field-bits, upload-fraction)"
 )
 _NO_MEMORY: Final = (
@@ -49,25 +50,27 @@ MOST_LOST: Final = 10_000
 """By how many numbers of exchanges clients may be ahead, at one time, of a server whose backup was put back."""
 
 
-def refuse_without_room(spool: Spool, needs: RoomNeeds, memory: int | None = None) -> str:
-    """Refuse a run of a large model whose first round disk or memory clearly have no room for; raises RunFailed.
-
-    Args:
-        memory: bytes that are free; None if the system does not say.
-
-    Returns:
-        For a run that is not refused, what it takes and what is free; "" for a small model.
-    """
-    if not needs.is_large:
-        return ""
+def refuse_without_room(spool: Spool, needs: RoomNeeds) -> None:
+    """Refuse a run of a large model for whose first round the disk has no room; raises RunFailed."""
     try:
         check_disk(spool.folder, needs.server_disk + spool.reserve_bytes, _NO_ROOM)
-        check_memory(memory, needs.least_server_memory, _NO_MEMORY)
-    except (StorageFull, OutOfMemory) as error:
-        check = "no-room" if isinstance(error, StorageFull) else "no-memory"
-        raise RunFailed(str(error), check=check) from None
-    free = free_line(memory, shutil.disk_usage(spool.folder).free)
-    return f"with this model of {readable(needs.model)} {room_line(needs.facts)}; free at the server: {free}"
+    except StorageFull as error:
+        raise RunFailed(str(error), check="no-room") from None
+
+
+def refuse_without_memory(free: int | None, model: int) -> None:
+    """Refuse a run whose ServerApp clearly has too little memory for its large model; raises RunFailed.
+
+    Args:
+        free: bytes; None if the system does not say.
+        model: bytes of the model, which has been written, so that it takes no memory of the process itself.
+    """
+    needs = RoomNeeds(model=model, update=0, clients=0)
+    try:
+        if needs.is_large:
+            check_memory(free, needs.least_server_memory, _NO_MEMORY)
+    except OutOfMemory as error:
+        raise RunFailed(str(error), check="no-memory") from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +94,7 @@ class RunContext:
     on_exchange: Callable[[Exchange], None]
     past: Sequence[ExchangeRow] = field(default=())
     led: set[int] = field(default_factory=set)
-    _has_room: bool = field(default=False, init=False)
+    _has_memory: bool = field(default=False, init=False)
 
     def past_of(self, step: int) -> Iterator[ExchangeRow]:
         """The exchanges that `step` has opened already, in order."""
@@ -125,19 +128,29 @@ class RunContext:
             number=self.next_exchange,
         )
 
-    async def check_room(self, model: int, update: int, clients: int) -> None:
-        """Before the first round, say what a run takes, or refuse it for lack of room; raises RunFailed.
+    async def check_disk(self, layout: Layout, nodes: int) -> None:
+        """Before a large model is written, say what its run takes, or refuse it for lack of room; raises RunFailed.
 
         Args:
-            model, update: bytes of each.
-            clients: of a round.
+            layout: of the model.
+            nodes: how many a round asks.
         """
-        needs = RoomNeeds.of(self.plan.settings, model=model, update=update, clients=clients)
-        if not self.state.rounds and not self._has_room:
-            line = await asyncio.to_thread(refuse_without_room, self.services.spool, needs, free_memory())
-            self._has_room = True
-            if line:
-                self.event_log.warn_once(line)
+        settings, spool, update = self.plan.settings, self.services.spool, layout.nbytes
+        if settings.aggregation == "secure":
+            clients, members = math.ceil(nodes / settings.groups), len(self.services.roster.members)
+            update = self.state.encodings.update_bytes("train", layout, clients, members, model="")
+        needs = RoomNeeds.of(settings, model=layout.nbytes, update=update, clients=nodes)
+        if not self.state.rounds:
+            await asyncio.to_thread(refuse_without_room, spool, needs)
+            free = free_line(free_memory(), shutil.disk_usage(spool.folder).free)
+            size, needed = readable(needs.model), room_line(needs.facts)
+            self.event_log.warn_once(f"with this model of {size} {needed}; free at the server: {free}")
+
+    async def check_memory(self, model: int) -> None:
+        """Before the first round, refuse a run for lack of memory; raises RunFailed. model: bytes."""
+        if not self.state.rounds and not self._has_memory:
+            await asyncio.to_thread(refuse_without_memory, free_memory(), model)
+            self._has_memory = True
 
     def note_attempt(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> None:
         """Report an attempt at a sum that ended with `error`."""

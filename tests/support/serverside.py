@@ -20,7 +20,7 @@ import httpx
 from fedcore.errors import WorkerDied
 from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit
 from fedcore.flower.app import AppBundle
-from fedcore.state import ModelState
+from fedcore.state import Layout, ModelState
 from fedcore.wire.base import Message
 from fedcore.wire.events import FiguresFound, FigureSource, RunOut
 from fedcore.wire.operator import RunIn
@@ -40,6 +40,7 @@ from server_app.runs.app.messages import (
     PlainQuestion,
     PlainReplies,
     Replies,
+    RoomCall,
     Start,
     WaitReport,
 )
@@ -111,6 +112,14 @@ class ScriptedApp:
     def waits(self, nodes: int, setting: str) -> None:
         """The ServerApp asks for nodes in vain."""
         self._asked.put_nowait(WaitReport(nodes=nodes, setting=setting))
+
+    def ask_for_room(self, layout: Layout, nodes: int) -> None:
+        """The ServerApp is about to write a large model."""
+        self._asked.put_nowait(RoomCall(layout=layout, nodes=nodes))
+
+    async def answer(self) -> Message:
+        """What the server says next."""
+        return await self._answers.get()
 
     async def exchange(
         self,

@@ -86,6 +86,7 @@ class PlainGrid(ExchangeGrid):
             weight_key=self.weight_key,
             timeout=timeout,
             model=self._model_in(contents),
+            layout=self._layout,
         )
 
     def _model_in(self, contents: Sequence[RecordDict]) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.app import RecordDict
 
 from fedcore.flower.records import save_records
+from fedcore.state import Layout
 from fedcore.wire.tasks import MessageHead
 
 
@@ -43,6 +44,7 @@ class PlainRequest:
     timeout: seconds after which no reply is wanted any more.
     model: SHA-256 of the model in all of them, as the safetensors file that secure mode would send; None if they
         hold none, or different ones.
+    layout: of the models in them; None if they hold none that fedcore knows.
     """
 
     server_round: int
@@ -51,3 +53,4 @@ class PlainRequest:
     weight_key: str
     timeout: float | None = None
     model: str | None = None
+    layout: Layout | None = None

@@ -53,13 +53,13 @@ class SecureGrid(ExchangeGrid):
 
     on_refusal: gets the AppError for code that wants more than the mean, before any exchange.
     groups: those into which trainings are cut, each with a reply of its own; None if they are not.
-    write_first: writes the first model to the file that is sent, and gives it as it lies there; what the strategy has
-        of it lies there too from then on.
+    write_first: writes the first model, which goes to so many nodes, to the file that is sent, and gives it as it lies
+        there; what the strategy has of it lies there too from then on.
     """
 
     on_refusal: OnRefusal = field(default=refuse, kw_only=True)
     groups: Groups | None = field(default=None, kw_only=True)
-    write_first: Callable[[ModelState], ModelState] = field(default=lambda model: model, kw_only=True)
+    write_first: Callable[[ModelState, int], ModelState] = field(default=lambda model, nodes: model, kw_only=True)
     _exchanges: int = field(default=0, init=False)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -124,7 +124,7 @@ class SecureGrid(ExchangeGrid):
         state = None
         arrays_key = next(iter(content.array_records), "")
         if arrays_key:
-            state = self._state(content.array_records[arrays_key])
+            state = self._state(content.array_records[arrays_key], len(messages))
             self._layout = state.layout
         configs = {key: config_to_json(record) for key, record in content.config_records.items()}
         rounds = [c["server-round"] for c in configs.values() if isinstance(c.get("server-round"), int)]
@@ -140,10 +140,10 @@ class SecureGrid(ExchangeGrid):
             ahead=self.expected_nodes,
         )
 
-    def _state(self, arrays: ArrayRecord) -> ModelState:
+    def _state(self, arrays: ArrayRecord, nodes: int) -> ModelState:
         state = self.conform(arrays)
         if self._layout is None:
-            state = self.write_first(state)
+            state = self.write_first(state, nodes)
             for name, array in arrays.items():
                 if isinstance(array, ArrayView):
                     array.rest_on(state[name])

@@ -28,7 +28,8 @@ from fedcore.flower.results import Results
 from fedcore.flower.serverside import begin_server_process, run_question, run_started
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
-from fedcore.state import ModelState
+from fedcore.run.room import LEAST_MODEL
+from fedcore.state import Layout, ModelState
 from fedcore.state.mapped import LARGE_BYTES
 from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
@@ -52,12 +53,14 @@ from server_app.runs.app.messages import (
     PlainQuestion,
     PlainReplies,
     Replies,
+    Room,
+    RoomCall,
     Start,
     ToApp,
     WaitReport,
 )
 
-Reply = TypeVar("Reply", Nodes, Replies, PlainReplies)
+Reply = TypeVar("Reply", Nodes, Replies, PlainReplies, Room)
 SERVER_GONE = 70
 
 
@@ -75,6 +78,7 @@ class ServerBackend:
         self._server = server
         self._folder = folder
         self._count = 0
+        self._has_room = False
         self._lock = threading.Lock()
 
     def nodes(self) -> list[int]:
@@ -90,10 +94,12 @@ class ServerBackend:
         with self._lock:
             self._server.send(WaitReport(nodes=nodes, setting=setting))
 
-    def write_first(self, model: ModelState) -> ModelState:
-        """A large model as it lies in the file that the server gets; raises StorageFull."""
+    def write_first(self, model: ModelState, nodes: int) -> ModelState:
+        """A large model, which goes to so many nodes, as it lies in the file that the server gets."""
         if model.layout.nbytes < LARGE_BYTES:
             return model
+        with self._lock:
+            self._ask_for_room(model.layout, nodes)
         path = self._path_of_next()
         model.save(path)
         return ModelState.open(path)
@@ -103,6 +109,7 @@ class ServerBackend:
         with self._lock:
             path = None
             if request.model is not None:
+                self._ask_for_room(request.model.layout, len(request.nodes))
                 path = self._path_of_next()
                 if request.model.path != path:  # `write_first` has written it there
                     request.model.save(path)
@@ -112,6 +119,8 @@ class ServerBackend:
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """Carry out one plain exchange; blocks. Raises RoundFailed."""
         with self._lock:
+            if request.layout is not None:
+                self._ask_for_room(request.layout, len(request.messages))
             return self._call(self._plain_call(request), PlainReplies).replies
 
     def report_figures(self, figures: FiguresFound) -> None:
@@ -119,10 +128,16 @@ class ServerBackend:
         with self._lock:
             self._server.send(FiguresReport(figures=figures))
 
+    def _ask_for_room(self, layout: Layout, nodes: int) -> None:
+        """Before the first large model is written: a server without room for a round of it ends the run here."""
+        if not self._has_room and layout.nbytes >= LEAST_MODEL:
+            self._call(RoomCall(layout=layout, nodes=nodes), Room)
+            self._has_room = True
+
     def _path_of_next(self) -> Path:
         return self._folder / f"model-{self._count + 1}.safetensors"
 
-    def _call(self, call: AppCall, expected: type[Reply]) -> Reply:
+    def _call(self, call: AppCall | RoomCall, expected: type[Reply]) -> Reply:
         """The reply to a call, while the caller has the lock."""
         self._server.send(call)
         match self._server.receive():

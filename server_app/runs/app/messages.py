@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 from fedcore.flower.start import ServerAppStart
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
-from fedcore.state import ModelState
+from fedcore.state import Layout, ModelState
 from fedcore.wire.base import ClientId, Message, Name, Sha256
 from fedcore.wire.events import FiguresFound
 from fedcore.wire.tasks import MessageHead
@@ -63,6 +63,26 @@ class WaitReport(Message):
     op: Literal["waits"] = "waits"
     nodes: int = Field(ge=0)
     setting: str = Field(max_length=200)
+
+
+class RoomCall(Message):
+    """App to server: is there room for a round of this model? Asked once, before any of a large one is written.
+
+    layout
+        Of the model.
+    nodes
+        How many the round asks.
+    """
+
+    op: Literal["room"] = "room"
+    layout: Layout
+    nodes: int = Field(ge=1)
+
+
+class Room(Message):
+    """Server to app: there is; otherwise the server ends the run."""
+
+    op: Literal["room"] = "room"
 
 
 class ExchangeCall(Message):
@@ -206,8 +226,8 @@ AppCall = NodesCall | ExchangeCall | PlainExchangeCall
 """What a ServerApp waits for a reply to."""
 AppReply = Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached
 
-FromApp = Annotated[AppCall | WaitReport | FiguresReport | AppEnd | AppFailure, Field(discriminator="op")]
-ToApp = Annotated[Start | AppReply, Field(discriminator="op")]
+FromApp = Annotated[AppCall | RoomCall | WaitReport | FiguresReport | AppEnd | AppFailure, Field(discriminator="op")]
+ToApp = Annotated[Start | AppReply | Room, Field(discriminator="op")]
 
 FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)
 TO_APP: TypeAdapter[ToApp] = TypeAdapter(ToApp)

@@ -58,7 +58,7 @@ class PlainExchanges:
             )
             with services.roster.hold() as roster:
                 task = self._task(request, cohort, attempt.number, roster.version)
-                await self._run.check_room(model, model, len(cohort))
+                await self._run.check_memory(model)
                 return task, await self._lead(request, task, None)
         task = StoredTask.model_validate(row.task)
         if row.result is not None:

@@ -97,9 +97,8 @@ class SecureExchanges:
         with self._run.services.roster.hold() as roster:
             whom = self.cohort(roster, cohort, previous, **{"all_survive": attempt.all_survive, **more})
             task = self._run.tasks.for_sum(request.exchange, request.announced, whom, attempt=attempt.number)
-            if task.model is not None and task.encoding is not None:
-                groups = task.group.of if task.group is not None else 1
-                await self._run.check_room(task.model.size, 8 * task.encoding.words, groups * len(task.cohort))
+            if task.model is not None:
+                await self._run.check_memory(task.model.size)
             return task, await self._lead(request, task, roster, None)
 
     async def go_on(

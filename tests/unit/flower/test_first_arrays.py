@@ -53,7 +53,8 @@ def grid_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Se
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 0)
 
-    def write_first(model: ModelState) -> ModelState:
+    def write_first(model: ModelState, nodes: int) -> ModelState:
+        assert nodes == 3
         model.save(tmp_path / "first")
         return ModelState.open(tmp_path / "first")
 

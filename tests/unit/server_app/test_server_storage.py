@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.serverside import Site
+from support.serverside import Site, events_of
 
 from fedcore.errors import ConflictingMessage, RoundFailed, RunFailed, StorageFull, UsageError
-from fedcore.run.room import RoomNeeds
 from fedcore.secagg import MaskTerm, Secret, apply_masks
-from fedcore.state import ModelState
+from fedcore.state import Layout, ModelState, TensorSpec
 from fedcore.wire.events import AppPrinted, stamp
 from fedcore.wire.operator import RunStatus
 from server_app.exchanges import sum_file
@@ -26,7 +25,8 @@ from server_app.exchanges import sum_file as fold
 from server_app.exchanges.masked_sum import MaskedSum
 from server_app.exchanges.secure import SecureExchange
 from server_app.exchanges.sum_file import SumFile
-from server_app.runs.run_context import refuse_without_room
+from server_app.runs.app.messages import Room
+from server_app.runs.run_context import refuse_without_memory
 from server_app.storage.blobs import Spool
 from server_app.storage.store import Store
 from tests.support.raising import raises
@@ -178,21 +178,34 @@ def spool(folder: Path) -> Spool:
     return made
 
 
-def test_a_run_that_the_disk_has_no_room_for_is_refused_before_its_first_round(tmp_path: Path) -> None:
-    large = RoomNeeds(model=1 << 30, update=1 << 30, clients=3)
-    refuse_without_room(Spool(folder=tmp_path, reserve_bytes=-(1 << 50)), large)
-    full = Spool(folder=tmp_path, reserve_bytes=1 << 60)
-    with pytest.raises(RunFailed) as caught:
-        refuse_without_room(full, large)
-    assert caught.value.check == "no-room"
-    assert not refuse_without_room(full, RoomNeeds(model=1000, update=1000, clients=3))
+def floats(count: int) -> Layout:
+    return Layout(specs=(TensorSpec(name="w", dtype="F32", shape=(count,)),))
 
 
-def test_a_run_that_memory_has_no_room_for_is_refused_and_another_hears_what_it_takes(tmp_path: Path) -> None:
-    large = RoomNeeds(model=1 << 30, update=1 << 30, clients=3)
-    disk = Spool(folder=tmp_path, reserve_bytes=-(1 << 50))
+@pytest.mark.parametrize(("aggregation", "models"), [("secure", 4), ("plain", 5)])
+async def test_a_run_that_the_disk_has_no_room_for_is_refused_before_its_model_is_written(
+    here: Site, aggregation: str, models: int
+) -> None:
+    run, app = await here.begin({"aggregation": aggregation})
+    app.ask_for_room(floats(1 << 50), 3)
+    ended = await here.follow(run)
+    assert (ended.status, ended.model) == (RunStatus.FAILED, None)
+    assert f"{models * (1 << 52) // 10**9}" in ended.reason
+    assert app.stopped
+    assert list(here.services.settings.work_dir.iterdir()) == []
+
+
+async def test_a_run_that_fits_says_what_it_takes(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    app.ask_for_room(floats(1 << 25), 3)
+    assert isinstance(await app.answer(), Room)
+    ended = await here.finish(run, app, model)
+    assert any("134 MB" in warned["line"] for warned in events_of(ended, "warning"))
+
+
+def test_a_run_that_memory_has_no_room_for_is_refused() -> None:
     with pytest.raises(RunFailed) as caught:
-        refuse_without_room(disk, large, (1 << 29) - 1)
+        refuse_without_memory((1 << 29) - 1, 1 << 30)
     assert caught.value.check == "no-memory"
-    for memory in (1 << 29, None):
-        assert "1.1 GB" in refuse_without_room(disk, large, memory)
+    for free, size in ((1 << 29, 1 << 30), (None, 1 << 30), (0, 1000)):
+        refuse_without_memory(free, size)
