@@ -104,7 +104,7 @@ class RoomNeeds:
 
     @property
     def server_disk_a_round(self) -> int:
-        """What stays of each round until the run ends."""
+        """What stays of each round until the run ends, at most: where its sum is smaller, that stays in its place."""
         return self.clients * self.update if self.plain else self.groups * self.model
 
     @property
@@ -124,8 +124,8 @@ def room_line(facts: Mapping[str, Any]) -> str:
     sizes = {name: readable(facts[name]) for name in ROOM_FACTS}
     return (
         "a site takes about {client_memory} of memory (plain SGD; on a GPU it is the device's) and {client_disk} of "
-        "disk, the server {server_memory} and {server_disk}, and {server_disk_a_round} more of disk for each round "
-        "until the run ends"
+        "disk, the server {server_memory} and {server_disk}, and up to {server_disk_a_round} more of disk for each "
+        "round until the run ends"
     ).format(**sizes)
 
 

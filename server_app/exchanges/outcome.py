@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,22 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from fedcore.codec import Decoded
-from fedcore.errors import ConfigurationError
+from fedcore.codec import Decoded, decode
+from fedcore.errors import ConfigurationError, DamagedAtRest, PeerError, RoundFailed, UsageError
 from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome, ExchangeUsage, StoredReply
+from fedcore.run.exchange import encoding_of
 from fedcore.run.plain import PlainReply
 from fedcore.secagg import Fault
 from fedcore.state import ModelState, sha256_file
+from fedcore.system.concurrency import in_thread
 from fedcore.system.plain_json import from_plain, to_plain
+from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import WithdrawIn
 from server_app.exchanges.at_rest import intact, reply_digest_of
 from server_app.exchanges.context import ExchangeResult
+from server_app.exchanges.sum_file import MappedWords
+from server_app.services import Services
+from server_app.storage.blobs import discard
 from server_app.storage.objects import Objects
 
 Fetch = Callable[[str], Awaitable[Path]]
@@ -43,6 +50,40 @@ async def check_files(end: ExchangeOutcome, objects: Objects, exchange: int) -> 
             what = f"a client's reply in exchange {exchange}"
             digest_of = partial(reply_digest_of, digest=reply.digest)
             await intact(objects, reply.content, what, reply.digest, digest_of)
+
+
+async def make_mean_again(end: ExchangeOutcome, task: Task, base: Path, services: Services) -> None:
+    """If the new model of an exchange was removed, make it again from its sum, to the bit.
+
+    Raises StorageFull, StorageUnavailable. What is missing or damaged `check_files` finds.
+
+    Args:
+        base: file of the model to which the mean is added.
+    """
+    objects, total = services.objects, end.total
+    if total is None or total.mean is None or total.words is None:
+        return
+    with suppress(KeyError):
+        await objects.fetch(total.mean)
+        return
+    draft = services.spool.unused()
+    try:
+        mapped = MappedWords(await objects.fetch(total.words))
+        await in_thread(
+            decode,
+            encoding_of(task),
+            mapped.words,
+            survivors=len(end.survivors),
+            base=ModelState.open(base),
+            out_path=draft,
+            threads=services.threads,
+            release=mapped.free_memory,
+        )
+        await objects.put(draft, total.mean)
+    except (KeyError, PeerError, RoundFailed, UsageError) as error:
+        raise DamagedAtRest(f"the sum of exchange {task.exchange}") from error
+    finally:
+        discard(draft)
 
 
 async def result_of(end: ExchangeOutcome, fetch: Fetch) -> ExchangeResult:

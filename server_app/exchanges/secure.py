@@ -16,6 +16,7 @@ from fedcore.codec import AnyEncoding, BoundedEncoding, Decoded, Encoding, decod
 from fedcore.codec.bounded.proofs import NormProofs, proof_bytes
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed, StorageFull
 from fedcore.federation.transcript import ExchangeRecord
+from fedcore.run import room
 from fedcore.run.buffer import staleness_metrics
 from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome
 from fedcore.run.exchange import encoding_of, round_parameters
@@ -46,7 +47,7 @@ from server_app.exchanges.sum_file import WORD_BYTES, SumFile
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.operation.server_view import fields, first_values
 from server_app.rejection import Rejection
-from server_app.storage.blobs import discard
+from server_app.storage.blobs import discard, link
 from server_app.storage.database import Change
 from server_app.storage.transcript_tables import record_completed, record_opened
 
@@ -58,6 +59,10 @@ ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
     ServerStage.UNMASK.value,
 )
 
+LEAST_MODEL: Final = room.LEAST_MODEL
+"""Bytes of a model whose sum is kept."""
+MOST_WORDS: Final = 0.75
+"""Of the bytes of the model: a sum that is hardly smaller saves no room."""
 _PROOF_SECONDS: Final = 120.0
 """More time for R3 with norm proofs, of which a client makes one in some ten seconds."""
 
@@ -262,12 +267,26 @@ class SecureExchange(Exchange):
             sha256 = await in_thread(sha256_file, path) if path is not None else ""
             if path is not None and key is not None:
                 await retry_until_stored(lambda: self.services.objects.put(path, key), "the new model")
+            words = await self._keep_words(file, decoded)
         except PeerError as error:
             raise RoundFailed(f"{error}; the sum cannot tell which one") from error
         finally:
             if path is not None:
                 discard(path)
-        return AggregateResult.of(decoded, key, sha256)
+        return AggregateResult.of(decoded, key, sha256, words)
+
+    async def _keep_words(self, file: SumFile, decoded: Decoded) -> str | None:
+        """The key under which the decoded sum stays, for the time when the model goes; None if that saves little."""
+        model = decoded.state.layout.nbytes if decoded.state is not None else 0
+        if model < LEAST_MODEL or self.encoding.words * WORD_BYTES > MOST_WORDS * model:
+            return None
+        key, draft = f"{self.context.key}/words", self.services.spool.unused()
+        try:
+            await in_thread(link, file.path, draft)
+            await retry_until_stored(lambda: self.services.objects.put(draft, key), "the sum")
+        finally:
+            discard(draft)
+        return key
 
     def _note_view(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
         """Record what the server can see, if there is a model and this process received the updates."""

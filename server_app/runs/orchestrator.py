@@ -18,9 +18,9 @@ from fedcore.run.settings import planned_rounds
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
-from fedcore.wire.tasks import ModelRef, is_training
+from fedcore.wire.tasks import ModelRef, StoredTask, is_training
 from server_app.exchanges.context import ExchangeResult
-from server_app.exchanges.outcome import check_files, result_of
+from server_app.exchanges.outcome import check_files, make_mean_again, result_of
 from server_app.runs.app.messages import (
     AppCall,
     AppEnd,
@@ -91,6 +91,8 @@ class RunOrchestrator:
         self._stopped = ""
         self._means: dict[str, str] = {}
         """SHA-256 of the last mean that the app was given -> its object's key."""
+        self._last_means: dict[str, str | None] = {}
+        """Key of each mean of the last reply that had any -> that of the sum, if it is kept."""
         self._evaluated: tuple[int, Path] | None = None
         self._secure = SecureExchanges(run)
         self._grouped = GroupedExchanges(run, self._secure)
@@ -181,10 +183,10 @@ class RunOrchestrator:
         except RequestDiffers as error:
             raise RunInterrupted(f"{error}. The run's last model is kept: begin another run with it") from error
         if journaled is not None:
-            return await self._message(JournaledReply.model_validate(journaled))
+            return await self._message(JournaledReply.model_validate(journaled), sent)
         reply = await self._carry_out(call, files, sent)
         await self._journal.answer(reply.model_dump(mode="json", exclude_defaults=True))
-        return await self._message(reply)
+        return await self._message(reply, sent)
 
     async def _take_files(self, call: AppCall) -> dict[str, _AppFile]:
         """The files that a call names, by the paths that it has for them; those of the last call are removed."""
@@ -258,7 +260,7 @@ class RunOrchestrator:
         number, absent = await self._plain.exchange(request)
         return JournaledReply(exchange=number, absent=absent)
 
-    async def _message(self, reply: JournaledReply) -> AppReply:
+    async def _message(self, reply: JournaledReply, sent: SentModel | None) -> AppReply:
         """A reply as the app gets it, with files that it can read."""
         if reply.nodes is not None:
             return Nodes(nodes=reply.nodes, members=self._members)
@@ -268,14 +270,26 @@ class RunOrchestrator:
             self._stopped = reply.spent
             return BudgetReached(reason=reply.spent)
         if reply.exchange is not None and self._run.plan.settings.aggregation == "plain":
-            replies = (await self._result(reply.exchange)).plain
+            replies = (await self._result(reply.exchange, sent)).plain
             absent = map(self._absent, reply.absent)
             return PlainReplies(replies=[*[await self._plain_reply(one) for one in replies], *absent])
         exchanges = reply.groups or ([reply.exchange] if reply.exchange is not None else [])
-        results = [await self._result(number) for number in exchanges]
-        return Replies(replies=[await self._reply(one) for result in results for one in result.replies])
+        before, self._last_means = self._last_means, {}
+        results = [await self._result(number, sent) for number in exchanges]
+        message = Replies(replies=[await self._reply(one) for result in results for one in result.replies])
+        await self._remove_means(before)
+        return message
 
-    async def _result(self, exchange: int) -> ExchangeResult:
+    async def _remove_means(self, before: dict[str, str | None]) -> None:
+        """Once there are newer means, remove those of the reply before that can be made again from their sums."""
+        if not self._last_means:
+            self._last_means = before
+            return
+        for mean, words in before.items():
+            if words is not None:
+                await self._run.services.objects.remove(mean)
+
+    async def _result(self, exchange: int, sent: SentModel | None) -> ExchangeResult:
         services = self._run.services
         row = await services.store.exchange(self._run.plan.run, exchange)
         if row is None or row.result is None:
@@ -283,9 +297,13 @@ class RunOrchestrator:
         end = ExchangeOutcome.from_json(row.result)
         if end.total is not None and end.total.mean is not None:
             self._means = {end.total.mean_sha256: end.total.mean}
+            self._last_means[end.total.mean] = end.total.words
             self._downloads.note_mean(end.total.mean_sha256)
         if exchange not in self._run.led:
             try:
+                if sent is not None:
+                    task = StoredTask.model_validate(row.task)
+                    await make_mean_again(end, task, sent.base or sent.path, services)
                 await check_files(end, services.objects, exchange)
             except DamagedAtRest as error:
                 services.metrics.storage_failed(error)

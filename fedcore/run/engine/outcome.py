@@ -121,6 +121,7 @@ class AggregateResult:
     """What a secure sum says; the fields are those of `fedcore.codec.Decoded`.
 
     mean: the key of the new model. mean_sha256: of its file; "" where an earlier fedcore kept it. rounded: empty there.
+    words: the key of the sum without masks, from which the model can be made again; None if it is not kept.
     """
 
     examples: int
@@ -132,9 +133,10 @@ class AggregateResult:
     mean: str | None
     mean_sha256: str = ""
     rounded: tuple[str, ...] = ()
+    words: str | None = None
 
     @classmethod
-    def of(cls, decoded: Decoded, mean: str | None, mean_sha256: str) -> Self:
+    def of(cls, decoded: Decoded, mean: str | None, mean_sha256: str, words: str | None = None) -> Self:
         """A sum whose model, if there is one, lies at `mean`."""
         return cls(
             examples=decoded.examples,
@@ -146,6 +148,7 @@ class AggregateResult:
             mean=mean,
             mean_sha256=mean_sha256,
             rounded=decoded.rounded,
+            words=words,
         )
 
 

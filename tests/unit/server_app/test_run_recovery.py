@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +94,65 @@ async def test_a_stopped_run_goes_on_and_its_app_hears_the_same(
         while await second.services.store.steps(run):  # noqa: ASYNC110 - a finished run needs no journal
             await asyncio.sleep(0.01)
         await second.operator("POST", f"/v1/runs/{waiting}/cancel")
+
+
+@pytest.fixture
+def keeps_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for large models, and for the wide fields of first exchanges."""
+    monkeypatch.setattr("server_app.exchanges.secure.LEAST_MODEL", 0)
+    monkeypatch.setattr("server_app.exchanges.secure.MOST_WORDS", 100)
+
+
+async def two_rounds(here: Site, model: ModelState, settings: Mapping[str, Any]) -> tuple[str, list[ModelState]]:
+    """A run, and copies of what its app sent and got."""
+    run, app = await here.begin(settings)
+    models = [model]
+    for _ in range(2):
+        mean = await round_of(here, app, models[-1])
+        models.append(ModelState.from_arrays({name: value.copy() for name, value in mean.items()}))
+    return run, models
+
+
+def kept_of(here: Site, run: str, exchange: int) -> list[str]:
+    folder = here.services.settings.data_dir / "runs" / run / "exchanges" / str(exchange)
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("settings", [{}, {"download-bits": 16}])
+async def test_an_earlier_mean_is_made_again_from_its_sum(
+    federation: FederationFolder, tmp_path: Path, model: ModelState, keeps_sums: None, settings: Mapping[str, Any]
+) -> None:
+    async with site(federation, tmp_path) as first:
+        run, models = await two_rounds(first, model, settings)
+        app_sha256 = (await first.show(run)).app_sha256
+        assert [kept_of(first, run, number) for number in (1, 2)] == [["words"], ["mean", "words"]]
+    async with site(federation, tmp_path) as second:
+        again = await started(second)
+        same(mean_of(await again.exchange(models[0], ALL)), models[1])
+        assert kept_of(second, run, 1) == ["mean", "words"]
+        same(mean_of(await again.exchange(models[1], ALL)), models[2])
+        assert [kept_of(second, run, number) for number in (1, 2)] == [["words"], ["mean", "words"]]
+        await asyncio.gather(*(member.join(app_sha256) for member in second.members.values()))
+        ended = await second.finish(run, again, await round_of(second, again, models[2]))
+        assert ended.status == "finished"
+
+
+async def test_a_damaged_sum_makes_no_mean(
+    federation: FederationFolder, tmp_path: Path, model: ModelState, keeps_sums: None
+) -> None:
+    async with site(federation, tmp_path) as first:
+        run, models = await two_rounds(first, model, {})
+    path = tmp_path / "data" / "runs" / run / "exchanges" / "1" / "words"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    async with site(federation, tmp_path) as second:
+        again = await started(second)
+        asked = asyncio.create_task(again.exchange(models[0], ALL))
+        ended = await second.follow(run)
+        assert ended.status == "failed"
+        assert "exchange 1" in ended.reason
+        await end(asked)
 
 
 async def test_an_open_exchange_goes_on_after_a_kill(
