@@ -68,7 +68,7 @@ class Uptime:
 
 @dataclass(slots=True)
 class _TaskDelivery:
-    """How often a task was handed to a client: when first and when last, in seconds of the presence's clock."""
+    """A task that was handed to a client, or forgotten by it: when first and when last, by the presence's clock."""
 
     task: ExchangeId
     first: float
@@ -100,6 +100,8 @@ class Presence:
     _polling: Counter[int] = field(default_factory=Counter)
     _last_tasks: dict[int, ExchangeId] = field(default_factory=dict)
     _deliveries: dict[int, _TaskDelivery] = field(default_factory=dict)
+    _forgotten: dict[int, _TaskDelivery] = field(default_factory=dict)
+    """Tasks that clients have begun and know nothing of, and when they asked for another one."""
     _ineligible: set[int] = field(default_factory=set)
     _stopped: set[int] = field(default_factory=set)
     _refusals: dict[int, str] = field(default_factory=dict)
@@ -178,11 +180,18 @@ class Presence:
 
     def note_delivery(self, client: int, task: ExchangeId) -> None:
         """A task was sent to the client."""
-        known, now = self._deliveries.get(client), self.clock()
+        self._note_again(self._deliveries, client, task)
+
+    def note_forgotten(self, client: int, task: ExchangeId) -> None:
+        """The client requests another task than this one, which it has begun: it may have lost its files."""
+        self._note_again(self._forgotten, client, task)
+
+    def _note_again(self, times: dict[int, _TaskDelivery], client: int, task: ExchangeId) -> None:
+        known, now = times.get(client), self.clock()
         if known is not None and known.task == task:
             known.last = now
         else:
-            self._deliveries[client] = _TaskDelivery(task, now, now)
+            times[client] = _TaskDelivery(task, now, now)
 
     def absence_reason(self, client: int, task: ExchangeId, liveness: float, pause: float | None = None) -> str:
         """Why there is nothing to wait for from a client in an exchange; empty if there may be something.
@@ -204,6 +213,9 @@ class Presence:
         delivery = self._deliveries.get(client)
         if delivery is not None and delivery.task == task and delivery.last - delivery.first > liveness:
             return f"asks for its task for more than {liveness:g} s and does not begin"
+        forgotten = self._forgotten.get(client)
+        if forgotten is not None and forgotten.task == task and forgotten.last - forgotten.first > liveness:
+            return f"asks for another task for more than {liveness:g} s, and knows nothing of this one"
         limit = liveness if pause is None else max(liveness, pause)
         if self.silent_for(client) > limit:
             if client in self._stopped:

@@ -180,6 +180,8 @@ async def task(
     if (before := presence.outdated.get(client.client_id)) is not None:
         raise _refused(services, client, K.OTHER_VERSION, refusal(server=our_version(), client=before))
     presence.note_request(client.client_id, (run, after))
+    if (begun := queue.active_exchanges.begun_by(client.client_id)) is not None:
+        presence.note_forgotten(client.client_id, (begun.task.run, begun.task.exchange))
     if line:
         services.lines.note_report(client.client_id, LineSpeed.from_query(line))
     with contextlib.suppress(HungUp):

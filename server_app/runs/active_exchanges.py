@@ -55,3 +55,10 @@ class ActiveExchanges:
             if (task := exchange.task_for(client)) is not None:
                 return exchange, task
         return None
+
+    def begun_by(self, client: int) -> Exchange | None:
+        """One that waits for this client in a stage after its first, which the client has answered."""
+        return next(
+            (one for one in reversed(self._exchanges) if not one.stages.is_first and client in one.clients.missing),
+            None,
+        )

@@ -79,6 +79,25 @@ async def test_who_asks_for_the_same_task_again_and_again_is_given_up(here: Site
     assert "does not begin" in dropped["reason"]
 
 
+async def test_who_has_lost_its_files_in_the_middle_is_given_up(here: Site, model: ModelState) -> None:
+    """Its agent was started again in an empty folder: it is there, and asks for a task as if it had never had one."""
+    run, app = await here.begin({"train-seconds": 3600.0, "step-seconds": 3600.0, "liveness-seconds": 10.0})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    lost, others = members[3], members[:3]
+    playing = asyncio.gather(*(member.secure() for member in others))
+    await lost.secure(until="upload")
+    for _ in range(3):
+        assert (await lost.ask("GET", "/v1/task?wait=0")).status_code == 204
+        here.clock.advance(6.0)
+        await asyncio.gather(*(member.ask("POST", "/v1/heartbeat", b"{}") for member in members))
+    await playing
+    assert isinstance(await asked, Replies)
+    (dropped,) = events_of(await here.finish(run, app), "dropped")
+    assert dropped["client"] == "client-4"
+    assert "knows nothing" in dropped["reason"]
+
+
 async def go_on(members: list[Member]) -> None:
     """From the second step of a secure exchange to its end."""
 
