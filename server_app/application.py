@@ -18,7 +18,7 @@ from fedcore.system.version import fedcore_version
 from fedcore.wire.presence import LEADER_PATH
 from fedcore.wire.problems import ProblemDocument
 from fedcore.wire.signing import NonceCache
-from fedcore.wire.watch import Role
+from fedcore.wire.watch import Role, session_cookie
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
 from server_app.http.connection_limiter import CONNECTION_KEY
@@ -146,6 +146,7 @@ def _note_member(authenticate: Authenticator, reach: Reach, scope: Scope) -> Non
 def _sessions(services: Services, token_sha256: bytes) -> LoginSessions:
     return LoginSessions(
         services.store,
+        cookie=session_cookie(services.roster.authority),
         token_sha256=token_sha256,
         wall=services.wall,
         randomness=services.randomness,

@@ -24,7 +24,7 @@ from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut
 from fedcore.wire.presence import RostersOut
 from fedcore.wire.tasks import ModelRef
-from fedcore.wire.watch import LinkIn, LinkOut, LinksOut, SessionOut
+from fedcore.wire.watch import LinkIn, LinkOut, LinksOut, SessionOut, session_cookie
 
 POLL_SECONDS = 5
 FOLLOW_PAUSE = 0.2
@@ -37,7 +37,7 @@ _LAST_EVENT = 2**31 - 1
 def headers_of(kit: OperatorKit) -> dict[str, str]:
     """What says who asks: a session, or a bearer token."""
     if kit.session:
-        return {"Cookie": f"fedcore-session={kit.session}", "X-Fedcore": "1"}
+        return {"Cookie": f"{session_cookie(kit.authority)}={kit.session}", "X-Fedcore": "1"}
     return {"Authorization": f"Bearer {kit.token}"}
 
 

@@ -5,6 +5,7 @@ Other than in `fedcore.wire.base`, a number that is none is null here: browsers 
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
@@ -15,7 +16,7 @@ from fedcore.wire.events import PrivacyTerms
 from fedcore.wire.uploads import NOTHING, Contribution
 
 SESSION_COOKIE: Final = "fedcore-session"
-"""The cookie of a session, which a browser or an operator's kit keeps."""
+"""Begins the name of the cookie of a session, which a browser or an operator's kit keeps."""
 LONGEST_TOKEN: Final = 16_384
 """Characters of a token; the longest are those of an identity provider."""
 MOST_MARKS: Final = 200
@@ -23,6 +24,14 @@ MOST_MARKS: Final = 200
 Mark = Literal[".", "j", "t", "u", "d", "x", "!"]
 """The state of a client in an exchange: not asked, joined, training (its keys are here), update received, done,
 dropped, blamed."""
+
+
+def session_cookie(authority: bytes) -> str:
+    """The name of the cookie of a session with the federation that has this authority (raw key, 32 bytes).
+
+    Browsers send cookies to every port of a host, on which several federations may be.
+    """
+    return f"{SESSION_COOKIE}-{hashlib.sha256(authority).hexdigest()[:16]}"
 
 
 class ViewerMessage(Message):

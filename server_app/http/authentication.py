@@ -100,7 +100,7 @@ class Authenticator:
         return None
 
     async def _person(self, scope: Scope, headers: Headers, audience: Audience) -> Sender:
-        secret = cookie_in(headers.items())
+        secret = cookie_in(headers.items(), self.sessions.cookie)
         if not secret or "authorization" in headers:
             token = _bearer_token(headers)
             if self.sessions.is_operators(token):

@@ -18,7 +18,6 @@ from typing import Final
 from fedcore.errors import Unauthorized
 from fedcore.secagg import Randomness
 
-LOGIN_COOKIE: Final = "__Host-fedcore-login"
 LOGIN_SECONDS: Final = 600
 _BYTES: Final = 32
 
@@ -42,13 +41,16 @@ class PendingLogin:
 class LoginCookies:
     """Makes these cookies and reads them.
 
+    name
+        Of the cookies.
     wall
         Seconds since 1970.
     randomness
         For the key and all values.
     """
 
-    def __init__(self, wall: Callable[[], float], randomness: Randomness) -> None:
+    def __init__(self, name: str, wall: Callable[[], float], randomness: Randomness) -> None:
+        self.name = name
         self._wall = wall
         self._randomness = randomness
         self._key = randomness(_BYTES)

@@ -31,7 +31,7 @@ class Rosters:
 
     def __init__(self, chain: Sequence[Roster], *, authority: bytes, path: Path) -> None:
         self._chain = tuple(chain)
-        self._authority = authority
+        self.authority = authority
         self._path = path
         self._current = self._chain[-1]
         self._hashed = (self._current, self._current.hash())
@@ -108,7 +108,7 @@ class Rosters:
             fresh = [text for text in texts if text not in known]
             if not fresh and texts and texts[-1] != known[-1]:
                 fresh = [texts[-1]]  # an older one as the last word is no news: it has to be refused
-            following = successors(self.newest, fresh, self._authority)
+            following = successors(self.newest, fresh, self.authority)
             if self._store is not None:
                 for roster in following:
                     await self._store.add_roster(roster.version, roster.to_json())
@@ -124,7 +124,7 @@ class Rosters:
             self._store = store
             stored = await store.rosters_after(0)
             fresh = [text for version, text in sorted(stored.items()) if version > self.newest.version]
-            await self._take(successors(self.newest, fresh, self._authority))
+            await self._take(successors(self.newest, fresh, self.authority))
             for roster in self._chain:
                 if roster.version not in stored:
                     await store.add_roster(roster.version, roster.to_json())

@@ -17,7 +17,7 @@ from typing import Final
 from fedcore.errors import Unauthorized
 from fedcore.secagg import Randomness
 from fedcore.wire.problems import ProblemKind
-from fedcore.wire.watch import SESSION_COOKIE, LinkIn, Role
+from fedcore.wire.watch import LinkIn, Role
 from server_app.members.identity_provider import IdentityProvider, Person
 from server_app.members.login_cookie import LoginCookies
 from server_app.polling import Bell
@@ -72,6 +72,8 @@ class LoginSessions:
 
     store
         The database.
+    cookie
+        The name of a session's cookie.
     token_sha256
         SHA-256 of the operator's token.
     wall
@@ -88,6 +90,7 @@ class LoginSessions:
         self,
         store: Store,
         *,
+        cookie: str,
         token_sha256: bytes,
         wall: Callable[[], float],
         randomness: Randomness,
@@ -95,12 +98,13 @@ class LoginSessions:
         provider: IdentityProvider | None = None,
     ) -> None:
         self._store = store
+        self.cookie = cookie
         self.token_sha256 = token_sha256
         self.wall = wall
         self._randomness = randomness
         self._bell = bell
         self.provider = provider
-        self.logins = LoginCookies(wall, randomness)
+        self.logins = LoginCookies(f"__Host-{cookie}-login", wall, randomness)
         self.ended = 0
         """Grows whenever sessions are ended: who follows a stream looks again then."""
 
@@ -241,7 +245,7 @@ def is_signed(token: str) -> bool:
     return token.count(".") == 2
 
 
-def cookie_in(lines: list[tuple[str, str]], cookie: str = SESSION_COOKIE) -> str:
+def cookie_in(lines: list[tuple[str, str]], cookie: str) -> str:
     """The cookie of this name among header fields, each with its name in small letters; empty if there is none."""
     for name, value in lines:
         if name == "cookie":

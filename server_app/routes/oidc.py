@@ -16,7 +16,7 @@ from server_app.http.audience import ForEverybody
 from server_app.http.authentication import Headers
 from server_app.http.problems import problem_responses
 from server_app.members.identity_provider import IdentityProvider
-from server_app.members.login_cookie import LOGIN_COOKIE, LOGIN_SECONDS
+from server_app.members.login_cookie import LOGIN_SECONDS
 from server_app.members.sessions import LoginSessions, cookie_in
 from server_app.rejection import Rejection
 from server_app.routes.access import AnyServices, AnySessions, guarded_request
@@ -53,11 +53,11 @@ async def begin(request: Request, services: AnyServices, sessions: AnySessions) 
             redirect_uri=back, state=login.state, nonce=login.nonce, verifier=login.verifier
         )
     except PeerError as error:
-        return _failed(error)
+        return _failed(sessions, error)
     response = RedirectResponse(url, status_code=302)
     # Lax: the provider's page leads back here, and a strict cookie would not come along.
     response.set_cookie(
-        LOGIN_COOKIE, cookie, max_age=LOGIN_SECONDS, path="/", secure=True, httponly=True, samesite="lax"
+        sessions.logins.name, cookie, max_age=LOGIN_SECONDS, path="/", secure=True, httponly=True, samesite="lax"
     )
     return response
 
@@ -75,7 +75,7 @@ async def complete(
     """Where the identity provider leads back to, with a code; then leads to the page, signed in or with a reason."""
     provider = _provider(sessions)
     try:
-        login = sessions.logins.read(cookie_in(Headers(request.scope).items(), LOGIN_COOKIE), state)
+        login = sessions.logins.read(cookie_in(Headers(request.scope).items(), sessions.logins.name), state)
         if error or not code:
             raise Unauthorized("the identity provider refused the login; begin again", check="refused")
         person = await provider.person_of_code(
@@ -88,13 +88,13 @@ async def complete(
     except Unauthorized as failure:
         if (refused := guarded_request(request).refused) is not None:
             await refused()
-        return _failed(failure)
+        return _failed(sessions, failure)
     except Rejection as failure:
-        return _failed(failure)
+        return _failed(sessions, failure)
     secret, session = await sessions.sign_in_person(person)
     response = RedirectResponse("/", status_code=302)
-    set_session(response, secret, sessions.seconds_left(session))
-    _forget(response)
+    set_session(response, sessions.cookie, secret, sessions.seconds_left(session))
+    _forget(sessions, response)
     return response
 
 
@@ -106,7 +106,7 @@ async def leave(request: Request, services: AnyServices, sessions: AnySessions) 
     try:
         return RedirectResponse(await provider.logout_url(back), status_code=302)
     except Rejection as failure:
-        return _failed(failure)
+        return _failed(sessions, failure)
 
 
 def _provider(sessions: LoginSessions) -> IdentityProvider:
@@ -115,12 +115,12 @@ def _provider(sessions: LoginSessions) -> IdentityProvider:
     return sessions.provider
 
 
-def _failed(error: PeerError) -> Response:
+def _failed(sessions: LoginSessions, error: PeerError) -> Response:
     log.warning("a login failed: %s", visible(str(error)))
     response = RedirectResponse(_FAILED + (error.check or "refused"), status_code=302)
-    _forget(response)
+    _forget(sessions, response)
     return response
 
 
-def _forget(response: Response) -> None:
-    response.delete_cookie(LOGIN_COOKIE, path="/", secure=True, httponly=True, samesite="lax")
+def _forget(sessions: LoginSessions, response: Response) -> None:
+    response.delete_cookie(sessions.logins.name, path="/", secure=True, httponly=True, samesite="lax")

@@ -26,7 +26,9 @@ from server_app.storage.tables import LinkRow
 _SIGNED: Final[dict[int | str, dict[str, Any]]] = {
     204: {
         "description": "Signed in",
-        "headers": {"Set-Cookie": {"schema": {"type": "string"}, "description": f"{SESSION_COOKIE}, for twelve hours"}},
+        "headers": {
+            "Set-Cookie": {"schema": {"type": "string"}, "description": f"{SESSION_COOKIE}-..., for twelve hours"}
+        },
     }
 }
 open_router = APIRouter(prefix="/v1", route_class=ForEverybody, tags=["session"])
@@ -61,7 +63,7 @@ async def sign_in(body: SessionIn, request: Request, response: Response, session
     A cookie stands for it from then on.
     """
     headers = Headers(request.scope)
-    if cookie_in(headers.items()) and headers.get(OWN_HEADER) != "1":
+    if cookie_in(headers.items(), sessions.cookie) and headers.get(OWN_HEADER) != "1":
         raise Rejection(ProblemKind.CROSS_SITE, "with a cookie, signing in needs the header X-Fedcore: 1")
     try:
         secret, session = await sessions.sign_in(body.token)
@@ -69,13 +71,13 @@ async def sign_in(body: SessionIn, request: Request, response: Response, session
         if (refused := guarded_request(request).refused) is not None:
             await refused()
         raise
-    set_session(response, secret, sessions.seconds_left(session))
+    set_session(response, sessions.cookie, secret, sessions.seconds_left(session))
 
 
-def set_session(response: Response, secret: str, seconds: float) -> None:
+def set_session(response: Response, cookie: str, secret: str, seconds: float) -> None:
     """Set the session's cookie, for so many seconds."""
     response.set_cookie(
-        SESSION_COOKIE,
+        cookie,
         secret,
         max_age=max(math.ceil(seconds), 1),
         path="/",
@@ -101,7 +103,7 @@ async def sign_out(request: Request, response: Response, sessions: AnySessions) 
     if known is None or not known.by_cookie:
         raise Rejection(ProblemKind.NOT_FOUND, "a token itself is no session; nothing ends")
     await sessions.sign_out(known)
-    response.delete_cookie(SESSION_COOKIE, path="/", secure=True, httponly=True, samesite="strict")
+    response.delete_cookie(sessions.cookie, path="/", secure=True, httponly=True, samesite="strict")
 
 
 @router.post("/links", status_code=201, responses=problem_responses(ProblemKind.BUSY))

@@ -85,7 +85,7 @@ async def listening(
 ) -> AsyncIterator[Listener]:
     """Follow an address, with a session or else the operator's token; its end is a connection that ends."""
     path, _, query = address.partition("?")
-    who = {"cookie": f"fedcore-session={cookie}"} if cookie else {}
+    who = {"cookie": f"{here.cookie}={cookie}"} if cookie else {}
     who = who or {"authorization": f"Bearer {here.operator_kit.token}"}
     lines = [(name.lower().encode(), value.encode()) for name, value in {**who, **(headers or {})}.items()]
     scope = {

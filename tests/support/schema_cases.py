@@ -110,7 +110,7 @@ class Prober:
         if caller == "operator":
             request.headers["Authorization"] = f"Bearer {self.site.operator_kit.token}"
         elif caller in self.cookies:
-            request.headers["Cookie"] = f"fedcore-session={self.cookies[caller]}"
+            request.headers["Cookie"] = f"{self.site.cookie}={self.cookies[caller]}"
             request.headers["X-Fedcore"] = "1"
         elif caller == "client":
             member: Member = self.site.members[1]

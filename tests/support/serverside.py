@@ -24,7 +24,7 @@ from fedcore.state import Layout, ModelState
 from fedcore.wire.base import Message
 from fedcore.wire.events import FiguresFound, FigureSource, RunOut
 from fedcore.wire.operator import RunIn
-from fedcore.wire.watch import LinkIn, LinkOut
+from fedcore.wire.watch import LinkIn, LinkOut, session_cookie
 from server_app.application import Application, make_application
 from server_app.http.rate_limit import TokenBucket
 from server_app.runs.app.messages import (
@@ -247,19 +247,24 @@ class Site:
         body = LinkIn(**{"label": "the board", "days": 7, **asked})
         return LinkOut.model_validate_json((await self.operator("POST", "/v1/links", body)).content).token
 
+    @property
+    def cookie(self) -> str:
+        """The name of a session's cookie."""
+        return session_cookie(self.operator_kit.authority)
+
     async def sign_in(self, token: str = "") -> str:
         """The cookie of a new session, by default of the operator."""
         asked = await self.http.post("/v1/session", json={"token": token or self.operator_kit.token})
         if asked.status_code >= 400:
             raise Failure(asked)
         self.http.cookies.clear()  # a test sends one where it means to
-        return asked.cookies["fedcore-session"]
+        return asked.cookies[self.cookie]
 
     async def signed_in(
         self, cookie: str, method: str, path: str, body: Message | None = None, *, own: bool = True
     ) -> httpx.Response:
         """A request of a person; Failure where the answer is a problem. own: whether the page itself sends it."""
-        headers = {"Cookie": f"fedcore-session={cookie}", "Content-Type": "application/json"}
+        headers = {"Cookie": f"{self.cookie}={cookie}", "Content-Type": "application/json"}
         headers |= {"X-Fedcore": "1"} if own else {}
         content = body.model_dump_json() if body else None
         response = await self.http.request(method, path, content=content, headers=headers)

@@ -17,7 +17,7 @@ from fedcore.errors import ConfigurationError, PeerError, Refused
 from fedcore.federation.kits.kit_values import session_of
 from fedcore.federation.kits.kits import SESSION_FILE, OperatorKit
 from fedcore.system.files import write_file
-from fedcore.wire.watch import SESSION_COOKIE, OidcOut, SessionOut
+from fedcore.wire.watch import OidcOut, SessionOut, session_cookie
 
 _SECONDS = 30.0
 
@@ -36,7 +36,7 @@ def _sign_in(kit: OperatorKit, url: str, say: Callable[[str], None]) -> SessionO
         provider = OidcOut.model_validate_json(_ask(server, url, "GET", "/v1/oidc").content)
         with httpx.Client(verify=tls_context(None), timeout=_SECONDS, trust_env=False) as outside:
             token = id_token_of(provider, outside, say)
-        secret = _ask(server, url, "POST", "/v1/session", {"token": token}).cookies.get(SESSION_COOKIE)
+        secret = _ask(server, url, "POST", "/v1/session", {"token": token}).cookies.get(session_cookie(kit.authority))
     if not secret:
         raise PeerError("the server began no session")
     known_kit = replace(kit, servers=(url,), token="", session=secret)

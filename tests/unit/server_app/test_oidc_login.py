@@ -15,7 +15,7 @@ from support.serverside import Site, site
 
 from fedcore.federation import FederationFolder
 from fedcore.wire.watch import SessionOut
-from server_app.members.login_cookie import LOGIN_COOKIE, LOGIN_SECONDS
+from server_app.members.login_cookie import LOGIN_SECONDS
 
 PUBLIC = "https://fl.example.org"
 
@@ -58,7 +58,7 @@ async def signed_in(here: Site, provider: Provider, **claims: object) -> str:
     provider.codes["code"] = provider.claims(nonce=asked["nonce"], **claims)
     answer = await come_back(here, asked["state"], cookie)
     assert (answer.status_code, answer.headers["location"]) == (302, "/")
-    (session,) = [line for line in answer.headers.get_list("set-cookie") if line.startswith("fedcore-session=")]
+    (session,) = [line for line in answer.headers.get_list("set-cookie") if line.startswith(f"{here.cookie}=")]
     assert {"HttpOnly", "Secure", "SameSite=strict", "Max-Age=28800"} <= set(session.split("; "))
     return session.partition("=")[2].partition(";")[0]
 
@@ -66,7 +66,7 @@ async def signed_in(here: Site, provider: Provider, **claims: object) -> str:
 async def failure(here: Site, answer: httpx.Response) -> str:
     """The word behind the page's address; nobody is signed in then."""
     assert answer.status_code == 302
-    assert not any(line.startswith("fedcore-session=") for line in answer.headers.get_list("set-cookie"))
+    assert not any(line.startswith(f"{here.cookie}=") for line in answer.headers.get_list("set-cookie"))
     address, _, word = answer.headers["location"].partition("#sign-in=")
     assert address == "/"
     return word
@@ -83,14 +83,14 @@ async def test_a_person_signs_in_with_state_nonce_and_pkce(here: Site, provider:
     assert (known.role, known.person) == ("operator", "ada")
     await here.signed_in(session, "GET", "/v1/links")
     assert (await here.signed_in(session, "DELETE", "/v1/session")).status_code == 204
-    assert (await here.http.get("/v1/runs", headers={"Cookie": f"fedcore-session={session}"})).status_code == 401
+    assert (await here.http.get("/v1/runs", headers={"Cookie": f"{here.cookie}={session}"})).status_code == 401
 
 
 async def test_a_viewer_looks_and_changes_nothing(here: Site, provider: Provider) -> None:
     run = (await here.submit()).run
     session = await signed_in(here, provider, roles=["watch"])
     bearer = {"Authorization": f"Bearer {provider.token(roles=['watch'])}"}
-    for headers in ({"Cookie": f"fedcore-session={session}", "X-Fedcore": "1"}, bearer):
+    for headers in ({"Cookie": f"{here.cookie}={session}", "X-Fedcore": "1"}, bearer):
         assert (await here.http.get(f"/v1/runs/{run}", headers=headers)).status_code == 200
         for method, path in [
             ("POST", "/v1/runs"),
@@ -116,7 +116,7 @@ async def test_a_token_in_the_header_will_do(here: Site, provider: Provider) -> 
 async def test_a_token_becomes_a_session(here: Site, provider: Provider) -> None:
     answer = await here.http.post("/v1/session", json={"token": provider.token(aud="fedcore-cli")})
     assert answer.status_code == 204
-    assert answer.cookies["fedcore-session"]
+    assert answer.cookies[here.cookie]
     here.http.cookies.clear()
     with pytest.raises(Failure) as refused:
         await here.sign_in(provider.token(roles=[]))
@@ -130,7 +130,7 @@ async def test_a_login_that_another_browser_began_ends_here(here: Site, provider
     provider.codes["code"] = provider.claims(nonce=asked["nonce"])
     name, _, value = cookie.partition("=")
     content, _, signature = value.partition(".")
-    assert name == LOGIN_COOKIE
+    assert name == f"__Host-{here.cookie}-login"
     for state, presented in [
         (asked["state"], ""),
         (asked["state"], other_cookie),
@@ -195,7 +195,7 @@ async def test_other_settings_end_the_sessions(here: Site, provider: Provider) -
     for settings in (replace(SETTINGS, operators=frozenset({"chief"})), None):
         sessions.provider = asking(provider, settings) if settings else None
         for session in (operator, viewer):
-            headers = {"Cookie": f"fedcore-session={session}"}
+            headers = {"Cookie": f"{here.cookie}={session}"}
             assert (await here.http.get("/v1/session", headers=headers)).status_code == 401
         await here.signed_in(link, "GET", "/v1/session")
 

@@ -8,6 +8,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fastapi.routing import APIRoute, _IncludedRouter
 from support.members import Failure
 from support.serverside import Site, hold_pace, site, until
 
-from fedcore.federation import FederationFolder
+from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.federation.files import read_certificate
 from fedcore.federation.kits.certificates import hosts_of
 from fedcore.system.concurrency import end
@@ -39,7 +40,7 @@ async def test_an_operator_signs_in_and_out(here: Site) -> None:
     (cookie,) = answer.headers.get_list("set-cookie")
     assert {"HttpOnly", "Secure", "SameSite=strict", "Path=/", "Max-Age=43200"} <= set(cookie.split("; "))
     here.http.cookies.clear()
-    secret = answer.cookies["fedcore-session"]
+    secret = answer.cookies[here.cookie]
     known = SessionOut.model_validate_json((await here.signed_in(secret, "GET", "/v1/session")).content)
     assert (known.role, known.federation) == ("operator", "testing")
     assert known.expires is not None
@@ -155,7 +156,7 @@ async def test_a_form_of_another_site_changes_nothing(here: Site, role: str) -> 
     assert await problem(asked) == (403, "cross-site")
     await here.signed_in(cookie, "GET", "/v1/session", own=False)
     signing_in = here.http.post(
-        "/v1/session", json={"token": here.operator_kit.token}, headers={"Cookie": f"fedcore-session={cookie}"}
+        "/v1/session", json={"token": here.operator_kit.token}, headers={"Cookie": f"{here.cookie}={cookie}"}
     )
     assert (await signing_in).status_code == 403
 
@@ -174,8 +175,28 @@ async def test_a_session_is_worth_nothing_to_clients_routes(here: Site) -> None:
 
 
 async def test_a_wrong_token_beside_a_good_cookie_is_wrong(here: Site) -> None:
-    headers = {"Cookie": f"fedcore-session={await here.sign_in()}", "Authorization": "Bearer wrong"}
+    headers = {"Cookie": f"{here.cookie}={await here.sign_in()}", "Authorization": "Bearer wrong"}
     assert (await here.http.get("/v1/runs", headers=headers)).status_code == 401
+
+
+async def test_one_browser_has_a_session_with_each_federation_of_a_host(here: Site, tmp_path: Path) -> None:
+    """Its cookies go to every port of the host."""
+    other = provision(tmp_path / "other", name="testing", clients=2, now=datetime.now(UTC), policy=Policy.own(2))
+    jar = httpx.Cookies()
+    async with site(other, tmp_path / "data") as there:
+        for one in (here, there):
+            answer = await one.http.post(
+                "/v1/session", json={"token": one.operator_kit.token}, headers={"Cookie": _sent(jar), "X-Fedcore": "1"}
+            )
+            assert answer.status_code == 204
+            jar.update(answer.cookies)
+        for one in (here, there):
+            one.http.cookies.clear()
+            assert (await one.http.get("/v1/session", headers={"Cookie": _sent(jar)})).status_code == 200
+
+
+def _sent(jar: httpx.Cookies) -> str:
+    return "; ".join(f"{name}={value}" for name, value in jar.items())
 
 
 async def test_no_secret_is_in_the_database(here: Site) -> None:
@@ -295,7 +316,7 @@ async def over(connection: Connection, here: Site, cookie: str, **asked: Any) ->
         await here.application.asgi(scope, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://server") as http:
-        return await http.request(headers={"Cookie": f"fedcore-session={cookie}"} if cookie else {}, **asked)
+        return await http.request(headers={"Cookie": f"{here.cookie}={cookie}"} if cookie else {}, **asked)
 
 
 async def test_viewers_take_no_member_s_place(here: Site) -> None:
