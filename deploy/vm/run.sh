@@ -28,12 +28,11 @@ for needed in qemu-system-x86_64 debootstrap mkfs.ext4 git "${kernel:-linux-imag
 done
 [[ $EUID -eq 0 ]] || { echo "skipped: only root can make the machine's disk" >&2; exit 2; }
 
-# The wheels, as docs/howto/for-it.md makes them; today's has another version number, so that pip takes it for newer.
+# The wheels, as docs/howto/for-it.md makes them.
 rm -rf "$folder"/{old,new,wheel-new}
 mkdir "$folder"/{old,new}
 git -C "$tree" archive "$from" | tar --extract --directory "$folder/old"
 git -C "$tree" archive HEAD | tar --extract --directory "$folder/new"
-sed -i 's/^version = "\(.*\)"/version = "\1+today"/' "$folder/new/pyproject.toml"
 if [[ ! -e $folder/wheelhouse/complete ]]; then
     python3 -m venv "$folder/pack"
     index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
