@@ -8,7 +8,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from server_app.http.rate_limit import is_within, networks
+from server_app.http.rate_limit import is_within, networks, parsed_address
 
 PROXY_KEY: Final = "fedcore.proxy"
 """Of a request's scope: whether a proxy brought it."""
@@ -26,4 +26,6 @@ class BehindProxies:
         """Before the address of the proxy gives way to that of its client."""
         if client := scope.get("client"):
             scope[PROXY_KEY] = is_within(client[0], self._proxies)
+            if scope[PROXY_KEY]:
+                scope["client"] = str(parsed_address(client[0])), client[1]
         await self._app(scope, receive, send)  # type: ignore[arg-type]

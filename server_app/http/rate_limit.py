@@ -62,13 +62,19 @@ class TokenBucket:
             del self._paid[next(iter(self._paid))]
 
 
+def parsed_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Without a zone; of IPv4 if a socket for both kinds writes it as `::ffff:10.0.0.1`. ValueError for what is none."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return getattr(parsed, "ipv4_mapped", None) or parsed
+
+
 def network_of(address: str) -> str:
     """What one peer can have many addresses of counts as one: 64 bits of an IPv6 address."""
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        parsed = parsed_address(address)
     except ValueError:
         return address
-    return address if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
@@ -79,7 +85,7 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
 def is_within(address: str, nets: Sequence[Network]) -> bool:
     """Whether an address belongs to one of them."""
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        parsed = parsed_address(address)
     except ValueError:
         return False
     return any(parsed in net for net in nets)

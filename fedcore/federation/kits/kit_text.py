@@ -23,7 +23,7 @@ def server_text(name: str, *, bind: str, port: int, min_cohort: int, approve_app
     return f"""\
 # The server of {the_federation(name)}. Paths are relative to this file.
 federation = "{name}"
-# The address and port to listen on; "0.0.0.0" is every IPv4 address of this machine.
+# The address and port to listen on; "0.0.0.0" is every IPv4 address of this machine, "::" every address.
 host = "{bind}"
 port = {port}
 # The address at which people reach the page, for the links that the server makes, such as "https://fl.example.org";

@@ -182,6 +182,14 @@ def _check(name: str, hosts: Sequence[str], port: int, bind: str | None) -> None
         tls.check_host(host)
 
 
+def _listening_address(hosts: Sequence[str]) -> str:
+    """What the server listens on to be reached by `hosts`; "::" is IPv4, too."""
+    of_ipv6 = [":" in host for host in hosts]
+    if all(map(tls.is_loopback, hosts)):
+        return "::1" if all(of_ipv6) else "127.0.0.1"
+    return "::" if any(of_ipv6) else "0.0.0.0"  # noqa: S104 - asked for
+
+
 def _make_material(
     name: str,
     clients: int,
@@ -208,7 +216,7 @@ def _make_material(
     return _Material(
         name=name,
         server_url=f"https://{tls.url_host(hosts[0])}:{port}",
-        bind=bind or ("127.0.0.1" if all(map(tls.is_loopback, hosts)) else "0.0.0.0"),  # noqa: S104 - asked for
+        bind=bind or _listening_address(hosts),
         port=port,
         policy=policy,
         roster=Roster.sign(name, members, signer),

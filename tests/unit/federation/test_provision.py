@@ -173,7 +173,10 @@ def test_the_longest_name_fits(tmp_path):
         (("localhost", "127.0.0.1"), None, "https://localhost:9000", "127.0.0.1"),
         (("fl.example.org",), None, "https://fl.example.org:9000", "0.0.0.0"),
         (("fl.example.org",), "10.0.0.2", "https://fl.example.org:9000", "10.0.0.2"),
-        (("2001:db8::1",), "::", "https://[2001:db8::1]:9000", "::"),
+        (("2001:db8::1",), None, "https://[2001:db8::1]:9000", "::"),
+        (("fl.example.org", "2001:db8::1"), None, "https://fl.example.org:9000", "::"),
+        (("::1",), None, "https://[::1]:9000", "::1"),
+        (("127.0.0.1", "::1"), None, "https://127.0.0.1:9000", "127.0.0.1"),
     ],
 )
 def test_addresses(tmp_path, hosts, bind, url, listens):

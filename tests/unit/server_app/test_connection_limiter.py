@@ -59,6 +59,13 @@ def test_many_addresses_of_one_peer_are_one(limiter: ConnectionLimiter) -> None:
     assert come(limiter, "fe80::1%eth0")
 
 
+def test_addresses_of_ipv4_are_many_on_a_socket_for_both_kinds(limiter: ConnectionLimiter) -> None:
+    assert come(limiter, "::ffff:192.0.2.1")
+    assert come(limiter, "192.0.2.1")
+    assert come(limiter, "::ffff:192.0.2.1") is None
+    assert come(limiter, "::ffff:192.0.2.2")
+
+
 def test_where_all_places_are_taken_the_busiest_address_gives_one_up(limiter: ConnectionLimiter) -> None:
     alone = [come(limiter, f"192.0.2.{number}") for number in range(1, 7)]
     busy = [come(limiter, "192.0.2.200"), come(limiter, "192.0.2.200")]

@@ -40,8 +40,12 @@ def app(tmp_path: Path, heard: list[str]) -> BehindProxies:
 
 @pytest.mark.parametrize(
     ("sender", "address", "body", "named"),
-    [(PROXY, "192.0.2.7", b"", "/fedcore-files/model"), (OTHER, OTHER, b"12345", None)],
-    ids=["by the proxy", "past the proxy"],
+    [
+        (PROXY, "192.0.2.7", b"", "/fedcore-files/model"),
+        (f"::ffff:{PROXY}", "192.0.2.7", b"", "/fedcore-files/model"),
+        (OTHER, OTHER, b"12345", None),
+    ],
+    ids=["by the proxy", "by the proxy, to a socket for IPv4 and IPv6", "past the proxy"],
 )
 async def test_a_file_is_named_to_the_proxy_and_sent_to_anybody_else(
     app: BehindProxies, heard: list[str], sender: str, address: str, body: bytes, named: str | None
