@@ -18,7 +18,6 @@ import socket
 import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ from urllib3.connection import HTTPSConnection, ProxyConfig
 
 from client_app.http.errors import ConnectionFailed
 from client_app.http.silence import ONLY_CONNECT_SECONDS
-from fedcore.errors import ConfigurationError
 from fedcore.system.network.dead_lines import DEAD_SECONDS, PAUSE_SECONDS, notice_dead_line
+from fedcore.system.network.proxies import proxy_of
 
 _WRITE_SECONDS: Final = 30.0
 _WRITE_BYTES: Final = 64 * 1024
@@ -328,21 +327,6 @@ class _Connection(HTTPSConnection):
             self._response.close()
         if self._handle is not None:
             self._handle.close()
-
-
-def proxy_of(server: str) -> urllib3.util.Url | None:
-    """The proxy that the environment names for a server, by HTTPS_PROXY, ALL_PROXY and NO_PROXY; None for none."""
-    proxies, address = urllib.request.getproxies(), urlsplit(server).netloc
-    named = proxies.get("https") or proxies.get("all")
-    if not named or urllib.request.proxy_bypass(address):
-        return None
-    proxy = urllib3.util.parse_url(named if "://" in named else f"http://{named}")
-    if proxy.scheme not in ("http", "https"):  # its address may contain a password
-        raise ConfigurationError(
-            f"the environment names a proxy of the kind {proxy.scheme}; fedcore can use HTTP proxies: set HTTPS_PROXY, "
-            "or NO_PROXY if the server is to be reached without one"
-        )
-    return proxy
 
 
 @contextlib.contextmanager

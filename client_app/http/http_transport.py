@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import ssl
 import threading
 import time
@@ -20,7 +19,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import tenacity
 import urllib3
@@ -52,6 +51,7 @@ from fedcore.monitoring.line_speed import LineSpeed
 from fedcore.secagg import Signer
 from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, replacing
+from fedcore.system.network.proxies import is_loopback
 from fedcore.system.tracing import Traces
 from fedcore.wire.base import Message
 from fedcore.wire.presence import DELTA_BASE, LEADER_PATH
@@ -131,7 +131,7 @@ class HttpTransport:
         self._sleep = sleep
         self._sign = sign
         # Proxy settings of the environment are for the way out of a site, not for the loopback.
-        trust_env = not all(map(_is_loopback, urls))
+        trust_env = not all(map(is_loopback, urls))
         self._network = BlockingTransport(
             tls, read_seconds=_BODY_SECONDS, trust_env=trust_env, connect_seconds=connect_seconds(len(self._urls))
         )
@@ -443,11 +443,3 @@ def _is_transient(error: BaseException) -> bool:
 def _head_size(headers: Mapping[str, str], target: int) -> int:
     """Size of an HTTP/1.1 head: the lines with their separators, and about 15 bytes of the first line."""
     return sum(len(name) + len(value) + 4 for name, value in headers.items()) + target + 17
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -14,6 +14,7 @@ import httpx
 import tenacity
 
 from client_app.http.errors import is_away, leads_elsewhere, may_pass, next_server, refusal, tls_context, unanswered
+from client_app.http.proxied import proxies_for
 from client_app.http.silence import ANSWER_SECONDS, connect_seconds
 from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import OperatorKit, Roster
@@ -64,13 +65,15 @@ class OperatorClient:
     _at: int = field(default=0, init=False)
 
     def __enter__(self) -> OperatorClient:
+        tls = tls_context(self.kit.ca_file)
         self._http = httpx.Client(
             base_url=self._url,
             headers=headers_of(self.kit),
-            verify=tls_context(self.kit.ca_file),
+            verify=tls,
             timeout=httpx.Timeout(60.0, connect=connect_seconds(len(self.kit.servers))),
             trust_env=False,
             transport=self.transport,
+            mounts=proxies_for(self.kit.servers, tls) if self.transport is None else None,
         )
         return self
 

@@ -63,7 +63,7 @@ class TokenBucket:
 
 
 def parsed_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Without a zone; of IPv4 if a socket for both kinds writes it as `::ffff:10.0.0.1`. ValueError for what is none."""
+    """Without a zone; of IPv4 if a socket for both kinds writes it as `::ffff:10.0.0.1`. Raises ValueError."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return getattr(parsed, "ipv4_mapped", None) or parsed
 

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 from fedcore.errors import ConfigurationError, Unauthorized
 from fedcore.federation.kits.oidc_settings import OidcSettings, is_safe_address
+from fedcore.system.network.proxies import way_out
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import LONGEST_TOKEN, Role
 from server_app.rejection import Rejection
@@ -95,7 +96,8 @@ class IdentityProvider:
         In place of sockets.
 
     Raises:
-        ConfigurationError: the extra `oidc` is not installed, or the file of authorities cannot be read.
+        ConfigurationError: the extra `oidc` is not installed, the file of authorities cannot be read, or the
+            environment names a proxy of another kind than HTTP.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class IdentityProvider:
         self.settings = settings
         self._wall = wall
         self._transport = transport
+        self._proxy = way_out(settings.issuer) if transport is None else None
         self._oauth = authlib.integrations.httpx_client
         try:
             self._tls = ssl.create_default_context(cafile=settings.ca_file)
@@ -289,6 +292,7 @@ class IdentityProvider:
             verify=self._tls,
             timeout=_TIMEOUT,
             trust_env=False,
+            proxy=self._proxy,
             follow_redirects=False,
             transport=self._transport,
         )

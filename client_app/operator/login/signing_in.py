@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedcore.errors import ConfigurationError, PeerError, Refused
 from fedcore.federation.kits.kit_values import session_of
 from fedcore.federation.kits.kits import SESSION_FILE, OperatorKit
 from fedcore.system.files import write_file
+from fedcore.system.network.proxies import way_out
 from fedcore.wire.watch import OidcOut, SessionOut, session_cookie
 
 _SECONDS = 30.0
@@ -32,9 +34,9 @@ def sign_in(folder: Path, say: Callable[[str], None]) -> SessionOut:
 
 
 def _sign_in(kit: OperatorKit, url: str, say: Callable[[str], None]) -> SessionOut:
-    with httpx.Client(base_url=url, verify=tls_context(kit.ca_file), timeout=_SECONDS, trust_env=False) as server:
+    with _http(url, tls_context(kit.ca_file), base_url=url) as server:
         provider = OidcOut.model_validate_json(_ask(server, url, "GET", "/v1/oidc").content)
-        with httpx.Client(verify=tls_context(None), timeout=_SECONDS, trust_env=False) as outside:
+        with _http(provider.issuer, tls_context(None)) as outside:
             token = id_token_of(provider, outside, say)
         secret = _ask(server, url, "POST", "/v1/session", {"token": token}).cookies.get(session_cookie(kit.authority))
     if not secret:
@@ -58,6 +60,11 @@ def sign_out(folder: Path) -> bool:
     finally:
         (kit.folder / SESSION_FILE).unlink(missing_ok=True)
     return True
+
+
+def _http(url: str, tls: ssl.SSLContext, base_url: str = "") -> httpx.Client:
+    """For requests to this address, through the proxy that the environment names for it."""
+    return httpx.Client(base_url=base_url, verify=tls, timeout=_SECONDS, trust_env=False, proxy=way_out(url))
 
 
 def _ask(server: httpx.Client, url: str, method: str, path: str, body: dict[str, str] | None = None) -> httpx.Response:

@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse, proxy_of
+from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse
 from client_app.http.errors import ConnectionFailed, tls_context
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
+from fedcore.system.network.proxies import proxy_of, way_out
 
 Listening = Callable[..., Any]
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -343,8 +344,10 @@ class TestProxies:
         proxy = proxy_of(server)
         assert proxy is not None
         assert (proxy.scheme, proxy.host, proxy.port) == ("http", "proxy.example.org", 3128)
+        assert way_out(server) == "http://proxy.example.org:3128"
+        assert way_out("https://127.0.0.1:8443") is None
         monkeypatch.setenv("NO_PROXY", "fl.example.org")
-        assert proxy_of(server) is None
+        assert (proxy_of(server), way_out(server)) == (None, None)
 
     def test_one_of_another_kind_is_named_without_its_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ALL_PROXY", "socks5://me:secret@proxy.example.org")

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from joserfc.jwk import ECKey
 from support.identity import ISSUER, SETTINGS, Provider, asking
+from support.refusing_proxy import refusing_proxy
 
 from fedcore.errors import Unauthorized
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import Role
-from server_app.members.identity_provider import roles_in
+from server_app.members.identity_provider import IdentityProvider, roles_in
 from server_app.rejection import Rejection
 
 
@@ -194,3 +195,11 @@ def test_roles_of_a_claim(claims: dict[str, Any], claim: str, roles: set[str]) -
 
 def test_the_secret_is_in_no_text() -> None:
     assert "hidden" not in repr(replace(SETTINGS, client_secret="hidden"))
+
+
+async def test_a_provider_outside_is_reached_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusing_proxy(monkeypatch) as requests:
+        settings = replace(SETTINGS, issuer="https://login.example.org/realms/ours")
+        with pytest.raises(Rejection):
+            await IdentityProvider(settings, time.time).person_of_token("a.b.c")
+    assert requests == ["CONNECT login.example.org:443 HTTP/1.1"]
