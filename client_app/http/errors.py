@@ -32,6 +32,14 @@ AWAY: Final = frozenset({429, 502, 503, 504})
 _STAYS: Final = frozenset({ProblemKind.BUSY, ProblemKind.STORAGE_UNAVAILABLE})
 """Kinds of problems of the very server that leads: no other one could do better."""
 
+_OF_PROXIES: Final = {
+    403: "a proxy on the way does not let the request through",
+    413: "a proxy in front of the server takes no body of this size; its owner raises the limit (client_max_body_size "
+    "of nginx)",
+    502: "a proxy in front of the server does not reach it",
+    504: "a proxy in front of the server gets no answer from it in time",
+}
+"""By status: what an answer means that is no problem document, as all of the server's are."""
 _OUT_OF_TIME: Final = {
     # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
     9: "is not valid yet; check the clock of this machine",
@@ -104,7 +112,8 @@ def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
         kind, detail = clean(problem.kind), clean(problem.detail)[:500]
         leader = str((problem.model_extra or {}).get("leader", ""))
     except pydantic.ValidationError:
-        kind, detail, leader = "unknown", "the server answered without a problem document", ""
+        detail = _OF_PROXIES.get(status, "the server answered without a problem document")
+        kind, leader = "unknown", ""
     if status == HTTPStatus.UNAUTHORIZED:
         return (WrongClock if kind == ProblemKind.WRONG_CLOCK else NotAccepted)(
             f"the server does not accept {of}: {detail}"

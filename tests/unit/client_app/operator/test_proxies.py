@@ -1,4 +1,4 @@
-"""Operators' commands at a site whose way out is a proxy."""
+"""Operators' commands at a site whose way out is a proxy, and behind one of the server's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from support.refusing_proxy import refusing_proxy
 
+from client_app.http.errors import refusal
 from client_app.operator.client import OperatorClient
 from client_app.operator.login.signing_in import sign_in
-from fedcore.errors import ServerUnreachable
+from fedcore.errors import Refused, ServerUnreachable
 from fedcore.federation import FederationFolder, OperatorKit
 
 
@@ -35,3 +36,9 @@ def test_they_go_through_it(
         with pytest.raises(ServerUnreachable):
             ask(federation.operator)
         assert len(requests) == 1, "no proxy leads to the loopback"
+
+
+def test_the_limit_of_a_proxy_in_front_of_the_server_is_named() -> None:
+    refused = refusal(413, b"<html>Request Entity Too Large</html>", of="the token")
+    assert isinstance(refused, Refused)
+    assert "client_max_body_size" in refused.detail
