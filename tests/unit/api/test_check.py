@@ -217,7 +217,7 @@ def test_on_a_slow_line_a_mean_is_as_small_as_its_sum(
 ):
     """Bytes an element that a client downloads; a change and a difference have some hundred bytes more.
 
-    The second round is named where it takes longer.
+    The second round is named if it takes longer.
     """
     folder = copy(NOOP, server_app=("strategy import FedAvg", f"strategy import {strategy} as FedAvg"))
     report = fedcore.check(
@@ -225,6 +225,7 @@ def test_on_a_slow_line_a_mean_is_as_small_as_its_sum(
     )
     assert report.ok, report
     assert round(report.times["later rounds"].down / 100_000, 1) == later
+    assert ("second round" in report.times) == (second > later)
     assert round(report.times.get("second round", report.times["later rounds"]).down / 100_000, 1) == second
 
 
