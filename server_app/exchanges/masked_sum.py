@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.errors import DamagedAtRest, FedcoreError, RoundFailed, StorageFull, StorageUnavailable
+from fedcore.errors import DamagedAtRest, FedcoreError, LeaseLost, RoundFailed, StorageFull, StorageUnavailable
 from fedcore.state import sha256_file
 from fedcore.system.concurrency import in_thread
 from server_app.exchanges.at_rest import intact, update_digest_of
@@ -162,7 +162,7 @@ class MaskedSum:
         if self._newest is None or self._newest.clients != self.clients:
             self._newest = await self._as_object()
         newest = self._newest
-        await self._services.store.save_partial_sum(self._run, self._exchange, newest.to_json())
+        await self._store(newest, *newest.segments)
         self._saved = newest
         for key in sorted(self._superseded):
             await self._services.objects.remove(key)
@@ -176,11 +176,21 @@ class MaskedSum:
                 waiting = sorted(self.clients - saved.clients)
                 saved = saved.begin({client: self._digests[client] for client in waiting})
             with self._measured():
-                added = saved.add_last(await self._next_segment(saved))
-            await self._services.store.save_partial_sum(self._run, self._exchange, added.to_json())
+                segment = await self._next_segment(saved)
+            added = saved.add_last(segment)
+            await self._store(added, segment)
             self._saved = self._newest = added
             await self._remove_added(saved)
             saved = added
+
+    async def _store(self, saved: SavedSum, *fresh: Segment | None) -> None:
+        """Name a saved sum in the database; if another server leads now, nobody will need its fresh objects."""
+        try:
+            await self._services.store.save_partial_sum(self._run, self._exchange, saved.to_json())
+        except LeaseLost:
+            for segment in filter(None, fresh):
+                await self._services.objects.remove(segment.key)
+            raise
 
     async def _next_segment(self, saved: SavedSum) -> Segment:
         """The last segment without the vectors that are being added, with them, as an object of its own."""

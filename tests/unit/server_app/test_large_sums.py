@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.mortal import Rig, rig
+from support.dying import Life
+from support.mortal import RUN, Rig, rig
 from support.serverside import until
 
-from fedcore.errors import UsageError
+from fedcore.errors import LeaseLost, UsageError
 from fedcore.federation import FederationFolder
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import encoding_of
@@ -89,6 +91,86 @@ async def test_a_sum_takes_the_place_of_its_vectors(
     assert len(sizes) >= vector // (WORDS * 8)
     assert max(sizes) <= 4 * vector + WORDS * 8
     assert min(sizes) <= vector + 3 * WORDS * 8 * 2
+
+
+class Gate:
+    """Where a server is frozen: before its second call of a method for the sum, until the gate is opened."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+        self._count = 0
+
+    async def passes(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if method == self.method and (method != "put" or "/sums/" in arguments[1]):
+            self._count += 1
+            if self._count == 2:
+                self.reached.set()
+                await self.opened.wait()
+
+
+class Gated:
+    """A store, or objects, behind a gate."""
+
+    def __init__(self, inner: Any, gate: Gate) -> None:
+        self._inner, self._gate = inner, gate
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if name != self._gate.method:
+            return method
+
+        async def passes(*arguments: Any) -> Any:
+            await self._gate.passes(name, arguments)
+            return await method(*arguments)
+
+        return passes
+
+
+async def leads(here: Rig, store: Store, holder: str) -> None:
+    """The one server whose writes count, as another whose lease has run out does not know."""
+    await store.give_all("first")
+    lease = await store.take_lease("leader", holder=holder, url="", seconds=60.0)
+    assert lease is not None
+    store.fence(lease)
+
+
+@pytest.mark.parametrize("wakes", ["at once", "at the end"])
+@pytest.mark.parametrize("method", ["put", "save_partial_sum", "cut"])
+async def test_a_server_that_was_frozen_between_segments_takes_nothing_from_the_one_that_leads(
+    federation: FederationFolder, tmp_path: Path, method: str, wakes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", WORDS)
+    (alone := tmp_path / "alone").mkdir()
+    async with rig(federation, alone) as here:
+        expected = await mean_of(here, await play(here, None))
+    async with rig(federation, tmp_path) as here, AsyncExitStack() as stack:
+        stores = [await Store.open(here.services.settings.database_file) for _ in range(2)]
+        for store in stores:
+            stack.push_async_callback(store.close)
+        gate, frozen, leader = Gate(method), Life(None, puts=False), Life(None, puts=False)
+        await leads(here, stores[0], "first")
+        frozen.exchange = here.exchange_over(Gated(stores[0], gate), Gated(here.services.objects, gate))
+        here.lives.append(frozen)
+        first = asyncio.create_task(frozen.exchange.run())
+        working = asyncio.gather(*(here.client(number) for number in here.kits))
+        await gate.reached.wait()
+        await leads(here, stores[1], "second")
+        leader.exchange = here.exchange_over(stores[1], here.services.objects)
+        await leader.exchange.restore(await stores[1].history(RUN, 1))
+        here.lives.append(leader)
+        frozen.dead.set()
+        second = asyncio.create_task(leader.exchange.run())
+        if wakes == "at the end":
+            await second
+        gate.opened.set()
+        with pytest.raises(LeaseLost):
+            await first
+        await asyncio.gather(second, working)
+        assert await mean_of(here, leader.exchange.end) == expected
+        objects = tmp_path / "data" / "runs" / RUN / "exchanges" / "1"
+        left = [path.name for path in [*objects.rglob("*"), *here.services.spool.folder.iterdir()] if path.is_file()]
+        assert left == ["mean"]
 
 
 async def test_what_is_left_of_a_vector_is_looked_at_after_a_restart(
