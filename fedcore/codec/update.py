@@ -83,8 +83,8 @@ class FloatUpdate:
             for span, delta, _ in self._deltas(block, buffer):
                 sizes = np.abs(delta.astype(np.float64)) * weight
                 beyond = np.maximum(sizes - self.encoding.scales[span.index], 0.0)
-                total += float(sizes @ sizes)
-                lost += float(beyond @ beyond)
+                total += float(np.square(sizes, out=sizes).sum())
+                lost += float(np.square(beyond, out=beyond).sum())
             return lost, total
 
         return squares

@@ -89,7 +89,7 @@ def clip_factor(encoding: Grid, blocks: Blocks) -> float:
     squares = 0.0
     for block in blocks():
         wide = block.astype(np.float64)
-        squares += float(wide @ wide)
+        squares += float(np.square(wide, out=wide).sum())
     norm = math.sqrt(squares)
     return encoding.clip / norm if norm > encoding.clip else 1.0
 

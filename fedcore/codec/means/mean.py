@@ -175,7 +175,9 @@ def _decode_floats(
             sums.read(span.spec, span.position, span.size, new)
             # Of large tensors nobody needs the largest, and it takes as long as the sum of squares.
             largest = float(np.abs(new).max(initial=0.0)) if sums.part.fraction_bits else 0.0
-            moved = Change(squares=float(new @ new), elements=int(np.count_nonzero(new)), largest=largest)
+            # Not new @ new: the threads of a BLAS spin on after each call, on cores that others need.
+            squares = float(np.square(new, out=before).sum())
+            moved = Change(squares=squares, elements=int(np.count_nonzero(new)), largest=largest)
             new *= sums.units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
             np.copyto(before, _values(base, span.spec, span.start, span.stop))

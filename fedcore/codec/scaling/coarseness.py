@@ -16,6 +16,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedcore.state import ModelState, TensorSpec
 
 MOST_ROUNDING = 1 / 4
@@ -107,5 +109,5 @@ def _norm(state: ModelState, spec: TensorSpec) -> float:
     squares = []
     for start in range(0, spec.size, _BLOCK):
         values = state.float32(spec.name, start, min(start + _BLOCK, spec.size)).astype(float)
-        squares.append(float(values @ values))
+        squares.append(float(np.square(values, out=values).sum()))
     return math.sqrt(math.fsum(squares))
