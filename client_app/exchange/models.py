@@ -15,7 +15,13 @@ from client_app.http.transport import Transport
 from fedcore.codec import apply_change, is_change
 from fedcore.errors import EncodingError, FedcoreError, PeerError, ProtocolViolation
 from fedcore.federation.admission import checks
-from fedcore.state import ModelState, add_difference, sha256_file
+from fedcore.state import (
+    ModelState,
+    add_difference,
+    apply_exact_difference,
+    is_exact_difference,
+    sha256_file,
+)
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.tasks import ModelRef
 
@@ -69,8 +75,11 @@ class Models:
         """Apply a difference or a change to the model that is here; whether the result is the announced one."""
         made = self.folder / f"{_INCOMING}{_SUFFIX}"
         try:
-            came = ModelState.open(difference)
-            (apply_change if is_change(came) else add_difference)(ModelState.open(base), came, made)
+            if is_exact_difference(difference):
+                apply_exact_difference(ModelState.open(base), difference, made)
+            else:
+                came = ModelState.open(difference)
+                (apply_change if is_change(came) else add_difference)(ModelState.open(base), came, made)
         except (PeerError, EncodingError):
             return False
         if sha256_file(made) != sha256:  # what was here may be damaged

@@ -25,7 +25,8 @@ TRANSFER_TRIPS: Final = 4
 Both as `benchmarks/results/wan.md` has it."""
 CHANGES_BELOW: Final = 25e6
 """Bytes a second at which a model and a change of half its bytes (`fedcore.codec.means.change`) take a client as long,
-since it has to decode the change."""
+since it has to decode the change; and a model and an exact difference of three quarters of them
+(`fedcore.state.exact_difference`), which the server has to make first."""
 _LEAST_SECONDS: Final = 1.0
 _LEAST_BYTES: Final = 1 << 20
 _FIRST_WINDOW: Final = 14_600

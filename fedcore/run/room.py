@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from fedcore.errors import OutOfMemory, StorageFull
 from fedcore.run.settings import JobSettings
+from fedcore.state import MOST_OF_MODEL
 
 LEAST_MODEL: Final = 64 << 20
 """Bytes of a model below which nobody asks for room."""
@@ -32,7 +33,7 @@ class RoomNeeds:
     clients: of a round.
     plain: whether updates are kept one by one, and not summed.
     groups: sums of a round.
-    differences: whether clients get 16-bit differences of models (download-bits).
+    sent: of what clients get in place of the model, in models.
     best: whether the best model is kept in addition to the last.
     """
 
@@ -41,7 +42,7 @@ class RoomNeeds:
     clients: int
     plain: bool = False
     groups: int = 1
-    differences: bool = False
+    sent: float = 0.0
     best: bool = False
 
     @classmethod
@@ -53,7 +54,7 @@ class RoomNeeds:
             clients=clients,
             plain=settings.aggregation == "plain",
             groups=settings.groups,
-            differences=settings.download_bits == 16,
+            sent=0.0 if settings.buffered else 1.5 if settings.download_bits == 16 else 1.0,
             best=bool(settings.best_model),
         )
 
@@ -74,8 +75,8 @@ class RoomNeeds:
 
     @property
     def client_disk(self) -> int:
-        """The last model while the next one comes; then that, the trained one and the vector that is sent."""
-        return 2 * self.model + (0 if self.plain else self.update)
+        """The last model and a difference while the next is made; then that, the trained one and the vector to send."""
+        return 2 * self.model + (0 if self.plain else max(self.update, int(MOST_OF_MODEL * self.model)))
 
     @property
     def server_memory(self) -> int:
@@ -91,13 +92,14 @@ class RoomNeeds:
     def server_disk(self) -> int:
         """Of a round, at the worse of two moments.
 
-        The model, which its checkpoint and the ServerApp's own share; what clients get in its place, with its
-        difference; the best one. And then the updates, which all clients may send at the same time, and of their sums
-        a segment; or the means that are being made, the saved sums and the copies of them without masks.
+        The model, which its checkpoint and the ServerApp's own share; what clients get in its place (another one and
+        its difference in bfloat16; on slow lines the last model or the exact difference to it, or the changes of two
+        sums); the best one. And then the updates, which all clients may send at the same time, and of their sums a
+        segment; or the means that are being made, the saved sums and the copies of them without masks.
         """
         if self.plain:
             return 2 * self.model + self.clients * self.update
-        models = self.model + self.differences * (self.model + self.model // 2) + self.best * self.model
+        models = self.model + int(self.sent * self.model) + self.best * self.model
         segments = self.groups * min(self.update, SEGMENT_BYTES)
         summing, decoding = self.clients * self.update + segments, self.groups * (self.model + 2 * self.update)
         return models + max(summing, decoding)

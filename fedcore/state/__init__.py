@@ -10,11 +10,17 @@ name, synced and then renamed: a reader finds either a complete file or none. sa
 nothing is ever unpickled.
 
 `facts` is what a file says of its model in addition to its tensors; `own_model` stores a client's own model, from
-round to round; `difference` makes of a model the 16-bit difference to one that its receiver has; `sketch` keeps of a
-model only as much as it takes to tell how far it is from another.
+round to round; `difference` makes of a model the 16-bit difference to one that its receiver has, `exact_difference`
+the one that keeps each bit; `sketch` keeps of a model only as much as it takes to tell how far it is from another.
 """
 
 from fedcore.state.difference import add_difference, can_differ, difference_bytes, rounded, write_difference
+from fedcore.state.exact_difference import (
+    MOST_OF_MODEL,
+    apply_exact_difference,
+    is_exact_difference,
+    write_exact_difference,
+)
 from fedcore.state.facts import ModelFacts, open_initial, read_facts, write_model, written_as
 from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
@@ -23,6 +29,7 @@ from fedcore.state.own_model import OWN_MODEL_FOLDER, OwnModel, OwnModelFolder, 
 from fedcore.state.sketch import Sketch, Sketcher
 
 __all__ = [
+    "MOST_OF_MODEL",
     "OWN_MODEL_FOLDER",
     "FileSink",
     "Layout",
@@ -37,14 +44,17 @@ __all__ = [
     "StateSink",
     "TensorSpec",
     "add_difference",
+    "apply_exact_difference",
     "can_differ",
     "difference_bytes",
     "from_float",
+    "is_exact_difference",
     "open_initial",
     "read_facts",
     "rounded",
     "sha256_file",
     "write_difference",
+    "write_exact_difference",
     "write_model",
     "written_as",
 ]

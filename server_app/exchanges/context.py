@@ -19,7 +19,8 @@ from server_app.services import Services
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A model as its difference to another (`fedcore.state.difference`), or as a change (`fedcore.codec.means.change`).
+    """A model as its difference to another (`fedcore.state.difference`, `fedcore.state.exact_difference`), or as a
+    change (`fedcore.codec.means.change`).
 
     base
         SHA-256 of the file of the other model.

@@ -237,12 +237,15 @@ class RunOrchestrator:
         state = await asyncio.to_thread(ModelState.open, model.path) if model else None
         request = call.request(state)
         request = replace(request, nodes=await self._run.clients.evaluators(request.nodes, request.message_type))
+        slow = self._run.clients.slow_lines.slow
+        if sent is not None and not settings.buffered:
+            sent = await self._downloads.for_clients(sent, request.nodes, slow)
         secure = SecureRequest(step=self._journal.number, exchange=request, sent=sent)
         if settings.buffered and trains:
             return JournaledReply(exchange=await self._buffered.exchange(secure, self._journal.trained))
         if settings.groups > 1 and trains:
             return JournaledReply(groups=await self._grouped.exchange(secure))
-        if trains and sent is not None and self._run.clients.slow_lines.any_slow(request.nodes):
+        if trains and sent is not None and slow(request.nodes):
             secure = replace(secure, change=await self._downloads.change_file(sent))
         return JournaledReply(exchange=await self._secure.exchange(secure))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +27,11 @@ STEP = np.float32(0.002)
 
 @contextlib.contextmanager
 def over_a_line(
-    folder: Path, names: list[str], *, up: float, down: float, clients: int = 3
+    folder: Path, names: list[str], *, up: float, down: float, clients: int = 3, app: Path = NOOP
 ) -> Iterator[tuple[Deployment, Line]]:
     """A federation of which some clients are behind one line. up, down: its bytes a second."""
     with Deployment.open(folder, clients=clients, allow_plain=True) as made:
-        made.app = NOOP
+        made.app = app
         with Line.to(made.federation.port, up=up, down=down) as line:
             for name in names:
                 kit = made.kit(name) / "client.toml"
@@ -150,6 +151,27 @@ def test_a_mean_goes_down_a_slow_line_in_as_few_bytes_as_its_sum(tmp_path: Path,
         if upload == 1:
             np.testing.assert_allclose(moved, 4 * STEP, atol=1e-5)
         np.testing.assert_allclose(moved.mean(), 4 * STEP, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [("FedAdam", {}), ("FedAvg", {"clip-norm": 0.01, "dp-noise-multiplier": 1.0})],
+    ids=["a strategy that changes the mean", "differential privacy"],
+)
+def test_other_models_go_down_a_slow_line_as_exact_differences(
+    tmp_path: Path, strategy: str, settings: dict[str, Any]
+) -> None:
+    """From the second round on. A client that had not made the announced model of it would fetch the whole as well."""
+    shutil.copytree(NOOP, tmp_path / "app")
+    path = tmp_path / "app" / "noop_app" / "server_app.py"
+    path.write_text(path.read_text().replace("strategy import FedAvg", f"strategy import {strategy} as FedAvg"))
+    settings = {"min-clients": 3, **settings}
+    with over_a_line(tmp_path, ["client-1"], up=MODEL_BYTES, down=MODEL_BYTES, app=tmp_path / "app") as (made, _):
+        ended = made.submit(settings=settings, num_server_rounds=4, min_nodes=3, parameters=PARAMETERS).finish()
+    assert ended.status == 0, ended.stderr
+    down = [one["bytes_down"]["client-1"] / MODEL_BYTES for one in ended.of("exchange-done")]
+    assert len(down) == 4
+    assert all(0.2 < received < 0.76 for received in down[1:]), down
 
 
 def start() -> dict[str, NDArray[np.float32]]:

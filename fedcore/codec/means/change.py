@@ -20,14 +20,12 @@ from pydantic.dataclasses import dataclass
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.means.mean import FieldSums
 from fedcore.errors import EncodingError, PeerError
-from fedcore.state import FileSink, Layout, ModelState, TensorSpec
+from fedcore.state import MOST_OF_MODEL, FileSink, Layout, ModelState, TensorSpec
 from fedcore.system.plain_json import NO_OTHER_KEYS, from_plain, to_plain
 
 _TERMS: Final = "fedcore/terms"
 _FIELDS: Final = "fedcore/fields"
 _PACKED: Final = "packed"
-_MOST: Final = 0.75
-"""Of the bytes of the model: a change that is hardly smaller saves no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=NO_OTHER_KEYS)
@@ -118,7 +116,7 @@ def _head(terms: _Terms) -> NDArray[np.uint8]:
 
 
 def _saves(layout: Layout, encoding: Encoding) -> bool:
-    return encoding.layout is not None and layout.nbytes <= _MOST * encoding.layout.nbytes
+    return encoding.layout is not None and layout.nbytes <= MOST_OF_MODEL * encoding.layout.nbytes
 
 
 def _packed_names(encoding: Encoding) -> frozenset[str]:

@@ -45,9 +45,9 @@ class SlowLines:
     _verdicts: dict[int, tuple[LineVerdict, bool]] = field(default_factory=dict)
     """What was said last of each client, and whether it was asked."""
 
-    def any_slow(self, clients: Iterable[int]) -> bool:
-        """Whether one of the clients gets a change to a model sooner than the model."""
-        return any(self.services.lines.speed(one).is_slow for one in clients)
+    def slow(self, clients: Collection[int]) -> frozenset[int]:
+        """Those of the clients that get a change or difference to a model sooner than the model."""
+        return frozenset(one for one in clients if self.services.lines.speed(one).is_slow)
 
     def too_slow(self, clients: Iterable[int], sizes: Sizes) -> frozenset[int]:
         """Those of the clients that are asked only if too few others are there."""

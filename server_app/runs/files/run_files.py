@@ -138,12 +138,17 @@ class RunFiles:
 
     async def sent_files(self, model: Path) -> tuple[Path, Path]:
         """Where a difference goes, and a file with the content of `model` to begin with, in a folder of their own."""
-        name, folder = secrets.token_hex(8), self._folder / _SENT
-        await asyncio.to_thread(link, model, folder / name)
-        return folder / f"{name}.difference", folder / name
+        copy = await self.sent_copy(model)
+        return copy.with_suffix(".difference"), copy
+
+    async def sent_copy(self, model: Path) -> Path:
+        """A file with the content of `model` in that folder."""
+        copy = self._folder / _SENT / secrets.token_hex(8)
+        await asyncio.to_thread(link, model, copy)
+        return copy
 
     def change_file(self) -> Path:
-        """A new place for a change to a model, in the same folder."""
+        """A new place for a change or an exact difference to a model, in the same folder."""
         return self._folder / _SENT / f"{secrets.token_hex(8)}.change"
 
     async def keep_sent(self, *paths: Path) -> None:

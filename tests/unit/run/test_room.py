@@ -17,7 +17,7 @@ GIGABYTE = 10**9
 def test_what_a_model_of_five_gigabytes_takes() -> None:
     needs = RoomNeeds(model=5 * GIGABYTE, update=3 * GIGABYTE, clients=2)
     assert needs.is_large
-    assert needs.client_disk == 13 * GIGABYTE
+    assert needs.client_disk == 13.75 * GIGABYTE
     assert needs.client_memory == 15 * GIGABYTE
     assert needs.server_disk == 16 * GIGABYTE
     assert needs.server_disk_a_round == 5 * GIGABYTE
@@ -34,10 +34,11 @@ def test_settings_of_a_run_that_take_more_of_the_server() -> None:
         return needs.server_disk / GIGABYTE
 
     segment = SEGMENT_BYTES / GIGABYTE
-    assert disk() == 4 + segment
+    assert disk() == 5 + segment
+    assert disk(asynchrony="buffered", buffer=3) == 4 + segment
     assert disk(download_bits=16) == 5.5 + segment
-    assert disk(best_model="accuracy:max") == 5 + segment
-    assert disk(groups=3) == 7
+    assert disk(best_model="accuracy:max") == 6 + segment
+    assert disk(groups=3) == 8
     assert RoomNeeds.of(JobSettings(groups=3), model=7, update=7, clients=6).server_disk_a_round == 21
 
 
