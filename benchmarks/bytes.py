@@ -143,12 +143,13 @@ def simulate(name: str, fraction: float, seed: int, rounds: int) -> Outcome:
     config = {"num-server-rounds": rounds, "fraction-evaluate": 0.0, "seed": seed, "min-nodes": case.clients}
     config |= {"local-epochs": 0, "local-steps": case.steps, "batch-size": case.batch}
     client = supervised_app(
-        model=partial(_initial, case),
+        model=partial(initial_model, case),
         optimizer=lambda _: OptimizerConfig(lr=case.lr, momentum=case.momentum),
-        data=partial(_part, case),
+        data=partial(own_part, case),
     )
     with load_app((client, averaging_server(client)), config) as app:
-        settings = JobSettings.from_mapping({"w-max": _most(case, seed), "train-metrics": ["train_loss"], **changes})
+        values = {"w-max": most_examples(case, seed), "train-metrics": ["train_loss"], **changes}
+        settings = JobSettings.from_mapping(values)
         outcome = Simulation(
             app=app.app, clients=case.clients, run_config=app.app.run_config, settings=settings, emit=emit
         ).run()
@@ -166,17 +167,19 @@ def _compressed(fraction: float) -> Mapping[str, object]:
     return {"field-bits": "auto", "upload-fraction": fraction, "download-bits": 16}
 
 
-def _initial(case: Case, config: UserConfig) -> nn.Module:
+def initial_model(case: Case, config: UserConfig) -> nn.Module:
+    """The model that all runs of the config's seed begin with."""
     with seeded(derive_seed("initial weights", int(config["seed"]))):
         return case.model()
 
 
-def _part(case: Case, job: LocalJob) -> tuple[Split, Split]:
+def own_part(case: Case, job: LocalJob) -> tuple[Split, Split]:
+    """Training and test examples of the client of a job."""
     number, seed = int(job.node["partition-id"]), int(job.config["seed"])
     return client_data(case.load(), case.partition, client=number, clients=case.clients, seed=seed)
 
 
-def _most(case: Case, seed: int) -> int:
+def most_examples(case: Case, seed: int) -> int:
     """Training examples of the client that has the most."""
     parts = (
         client_data(case.load(), case.partition, client=number, clients=case.clients, seed=seed)

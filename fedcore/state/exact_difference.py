@@ -43,8 +43,8 @@ def write_exact_difference(base: ModelState, model: ModelState, path: Path) -> b
 
     Raises StorageFull.
     """
-    whole = model.layout.nbytes
-    if base.layout != model.layout or not whole:
+    size = model.layout.nbytes
+    if base.layout != model.layout or not size:
         return False
     read = written = 0
     with full_disk_named(full_disk(path)), path.open("wb") as file:
@@ -54,11 +54,11 @@ def write_exact_difference(base: ModelState, model: ModelState, path: Path) -> b
                 packed = _deflated(plane)
                 written += file.write(len(packed).to_bytes(4, "little") + packed)
             read += (stop - start) * spec.storage.itemsize
-            if written > MOST_OF_MODEL * min(whole, max(read, _TRIAL)):
+            if written > MOST_OF_MODEL * min(size, max(read, _TRIAL)):
                 break
             base.release()
             model.release()
-    is_smaller = read == whole and written <= MOST_OF_MODEL * whole
+    is_smaller = read == size and written <= MOST_OF_MODEL * size
     if not is_smaller:
         path.unlink()
     return is_smaller
@@ -106,14 +106,14 @@ def _planes(base: NDArray[Any], model: NDArray[Any]) -> Iterator[bytes]:
     zigzag = np.left_shift(difference, 1, out=difference)
     zigzag ^= sign.view(base.dtype)
     octets = zigzag.view(np.uint8).reshape(-1, width)
-    return (octets[:, place].tobytes() for place in reversed(range(width)))
+    return (octets[:, byte].tobytes() for byte in reversed(range(width)))
 
 
 def _sum(base: NDArray[Any], planes: list[bytes]) -> NDArray[Any]:
     """The bits of the model, from those of its base and the planes of the difference."""
     octets = np.empty((base.size, base.itemsize), np.uint8)
-    for place, plane in enumerate(reversed(planes)):
-        octets[:, place] = np.frombuffer(plane, np.uint8)
+    for byte, plane in enumerate(reversed(planes)):
+        octets[:, byte] = np.frombuffer(plane, np.uint8)
     zigzag = octets.reshape(-1).view(base.dtype)
     sign = np.negative(zigzag & 1)
     zigzag >>= 1

@@ -88,6 +88,7 @@ CASES = {
     "cohort": Case("dropped"),
     "dataset": Case("dataset_over_plain"),
     "device_codec": Case("words_that_differ", lacks=module("triton")),
+    "downloads": Case("difference_over_model", data=True, holds=("difference_over_model",)),
     "engines": Case("warm_round_overhead_over_cold"),
     "failures": Case("known_over_liveness"),
     "fashion_mnist": Case("secure_minus_plain_over_spread_iid", data=True),

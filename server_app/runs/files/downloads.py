@@ -74,11 +74,11 @@ class ModelDownloads:
         """SHA-256 of the mean that it makes."""
         self._takes_means = True
         """Whether no other model came than a mean that has a change: else changes are made in vain."""
-        self._asked: _AskedModel | None = None
+        self._newest: _AskedModel | None = None
         self._base: _AskedModel | None = None
         """The model before, as long as there may be an exact difference to it."""
         self._exact: Difference | None = None
-        """That of the model of `_asked`."""
+        """That of the model of `_newest`."""
 
     async def send(self, model: Path, announced: ModelRef) -> SentModel:
         """What clients get of a model that the app handed over; for the same model the same again."""
@@ -108,12 +108,12 @@ class ModelDownloads:
         """
         if self._bits != 32:
             return sent
-        if self._asked is None or self._asked.sha256 != sent.reference.sha256:
-            self._base, self._exact = self._asked, None
-            self._asked = _AskedModel(sent.reference.sha256, await self._files.sent_copy(sent.path))
-        self._asked.clients = self._asked.clients.union(clients)
+        if self._newest is None or self._newest.sha256 != sent.reference.sha256:
+            self._base, self._exact = self._newest, None
+            self._newest = _AskedModel(sent.reference.sha256, await self._files.sent_copy(sent.path))
+        self._newest.clients = self._newest.clients.union(clients)
         if sent.difference is None and self._base is not None:
-            await self._try_exact(self._base, self._asked, slow(self._base.clients), clients)
+            await self._try_exact(self._base, self._newest, slow(self._base.clients), clients)
         sent = replace(sent, difference=sent.difference or self._exact)
         await self._keep(sent)
         return sent
@@ -140,7 +140,7 @@ class ModelDownloads:
 
     async def _keep(self, sent: SentModel) -> None:
         """Remove what neither clients nor a later difference can need any more."""
-        files = (self._asked, self._base, self._exact, self._change, sent.difference)
+        files = (self._newest, self._base, self._exact, self._change, sent.difference)
         await self._files.keep_sent(*(file.path for file in files if file is not None))
 
     def note_mean(self, sha256: str) -> None:

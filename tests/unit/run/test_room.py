@@ -35,7 +35,7 @@ def test_settings_of_a_run_that_take_more_of_the_server() -> None:
 
     segment = SEGMENT_BYTES / GIGABYTE
     assert disk() == 5 + segment
-    assert disk(asynchrony="buffered", buffer=3) == 4 + segment
+    assert disk(asynchrony="buffered") == 4 + segment
     assert disk(download_bits=16) == 5.5 + segment
     assert disk(best_model="accuracy:max") == 6 + segment
     assert disk(groups=3) == 8
