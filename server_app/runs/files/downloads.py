@@ -112,7 +112,9 @@ class ModelDownloads:
             self._base, self._exact = self._newest, None
             self._newest = _AskedModel(sent.reference.sha256, await self._files.sent_copy(sent.path))
         self._newest.clients = self._newest.clients.union(clients)
-        if sent.difference is None and self._base is not None:
+        if sent.difference is not None:
+            self._base = None
+        elif self._base is not None:
             await self._try_exact(self._base, self._newest, slow(self._base.clients), clients)
         sent = replace(sent, difference=sent.difference or self._exact)
         await self._keep(sent)

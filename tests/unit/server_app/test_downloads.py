@@ -210,6 +210,7 @@ async def test_a_change_wins_until_the_strategy_changes_a_mean(tmp_path: Path) -
     sent = await ask(downloads, two, {1}, 1)
     assert sent.difference is not None
     assert sent.difference.path == change
+    assert len(list((tmp_path / "run" / "sent").iterdir())) == 2, "the model before is gone"
     following = await downloads.change_file(sent)
     assert following is not None
     following.write_bytes(b"another change")
