@@ -4,7 +4,7 @@
 # whose leading server is killed. Prints sizes and the seconds until each container is healthy.
 #
 #   docker/build-bare.sh everything        (once)
-#   docker/run-images.sh [plain | replicas]
+#   docker/run-images.sh [plain] [replicas]
 #
 # Started as root it goes on as a user that it makes and removes, which gets the images of root.
 # Needs: apt-get install podman podman-compose netavark aardvark-dns slirp4netns uidmap
@@ -14,6 +14,12 @@ root="$(cd "$(dirname "$0")/.." && pwd)"
 user=fedcore-images
 images=(fedcore-server fedcore-client fedcore-postgres fedcore-nginx)
 
+for name in "$@"; do
+    if [[ "$name" != plain && "$name" != replicas ]]; then
+        echo "error: there is no federation $name: plain (the default), replicas, or both" >&2
+        exit 2
+    fi
+done
 for needed in podman podman-compose slirp4netns newuidmap; do
     if ! command -v "$needed" >/dev/null; then
         echo "error: there is no $needed: apt-get install podman podman-compose netavark aardvark-dns slirp4netns uidmap" >&2
