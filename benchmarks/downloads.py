@@ -3,7 +3,7 @@
     python benchmarks/downloads.py --data-dir DATA [--quick] [--json]
 
 The models that a server sends in the secure runs of `bytes.py` on heart disease (four hospitals): with FedAdam; with
-FedAvgM; and with differential privacy, whose noise for four clients is larger than most weights, so that nothing is
+FedAvgM; and with differential privacy, whose noise for four clients is larger than most weights, so that little is
 saved. Of each model after the first, the file with its exact difference
 (`fedcore.state.exact_difference`) over the model; 1 if there is none. difference_over_model: the mean without noise.
 
