@@ -107,7 +107,8 @@ def install(app: FastAPI, metrics: Metrics) -> None:
                 log.error("a request failed", exc_info=error)
             error = trouble or error
         if isinstance(error, StorageFull | StorageUnavailable | StorageDamaged):  # only the server's owner can end it
-            log.warning("%s%s", error, f" ({error.__cause__})" if error.__cause__ is not None else "")
+            cause = str(error.__cause__ or "").partition("\n")[0]  # PostgreSQL adds lines with details and hints
+            log.warning("%s%s", error, f" ({cause})" if cause else "")
             metrics.storage_failed(error)
         return problem_response(error)
 

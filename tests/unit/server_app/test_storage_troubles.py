@@ -49,6 +49,18 @@ async def test_submitting_to_a_disk_in_trouble_says_so(
     assert (await here.submit()).run
 
 
+async def test_the_log_has_one_line_of_what_the_disk_or_database_says(
+    here: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(bundle: AppBundle, folder: Path) -> Any:
+        raise OSError(errno.ENOSPC, "no room\nHINT: check the disk")
+
+    monkeypatch.setattr(AppBundle, "write", fails)
+    await refused_submission(here)
+    (line,) = [record.getMessage() for record in caplog.records if "no room" in record.getMessage()]
+    assert "\n" not in line
+
+
 async def test_submitting_to_a_locked_database_says_so(
     federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
