@@ -7,6 +7,7 @@ which the server reads it. When the server goes away the process ends, whatever 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -110,6 +111,7 @@ class ServerBackend:
             path = None
             if request.model is not None:
                 self._ask_for_room(request.model.layout, len(request.nodes))
+                _give_back_disk(request.model)
                 path = self._path_of_next()
                 if request.model.path != path:  # `write_first` has written it there
                     request.model.save(path)
@@ -215,9 +217,16 @@ def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
         means.save(folder / APP_FILES / FOLDER)
     if outcome.state is None:
         return AppEnd(model=None)
+    _give_back_disk(outcome.state)
     path = folder / "final.safetensors"
     outcome.state.save(path)
     return AppEnd(model=str(path))
+
+
+def _give_back_disk(model: ModelState) -> None:
+    """Before a large model is written: replies of ended rounds name each other, and map files that have no name now."""
+    if model.layout.nbytes >= LEAST_MODEL:
+        gc.collect()
 
 
 def _known_statistics(known: Mapping[str, Any] | None) -> AbstractContextManager[None]:
