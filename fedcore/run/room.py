@@ -33,7 +33,7 @@ class RoomNeeds:
     clients: of a round.
     plain: whether updates are kept one by one, and not summed.
     groups: sums of a round.
-    sent: of what clients get in place of the model, in models.
+    differences: whether clients get 16-bit differences of models (download-bits).
     best: whether the best model is kept in addition to the last.
     """
 
@@ -42,7 +42,7 @@ class RoomNeeds:
     clients: int
     plain: bool = False
     groups: int = 1
-    sent: float = 0.0
+    differences: bool = False
     best: bool = False
 
     @classmethod
@@ -54,7 +54,7 @@ class RoomNeeds:
             clients=clients,
             plain=settings.aggregation == "plain",
             groups=settings.groups,
-            sent=0.0 if settings.buffered else 1.5 if settings.download_bits == 16 else 1.0,
+            differences=settings.download_bits == 16,
             best=bool(settings.best_model),
         )
 
@@ -92,14 +92,13 @@ class RoomNeeds:
     def server_disk(self) -> int:
         """Of a round, at the worse of two moments.
 
-        The model, which its checkpoint and the ServerApp's own share; what clients get in its place (another one and
-        its difference in bfloat16; on slow lines the last model or the exact difference to it, or the changes of two
-        sums); the best one. And then the updates, which all clients may send at the same time, and of their sums a
-        segment; or the means that are being made, the saved sums and the copies of them without masks.
+        The model, which its checkpoint and the ServerApp's own share; what clients get in its place, with its
+        difference; the best one. And then the updates, which all clients may send at the same time, and of their sums
+        a segment; or the means that are being made, the saved sums and the copies of them without masks.
         """
         if self.plain:
             return 2 * self.model + self.clients * self.update
-        models = self.model + int(self.sent * self.model) + self.best * self.model
+        models = self.model + self.differences * (self.model + self.model // 2) + self.best * self.model
         segments = self.groups * min(self.update, SEGMENT_BYTES)
         summing, decoding = self.clients * self.update + segments, self.groups * (self.model + 2 * self.update)
         return models + max(summing, decoding)

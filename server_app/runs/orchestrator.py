@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -238,6 +238,8 @@ class RunOrchestrator:
         request = call.request(state)
         request = replace(request, nodes=await self._run.clients.evaluators(request.nodes, request.message_type))
         slow = self._run.clients.slow_lines.slow
+        if state is not None and not await self._run.has_room_to_spare(state.layout, len(request.nodes)):
+            slow = _none_of  # each gets the whole model
         if sent is not None and not settings.buffered:
             sent = await self._downloads.for_clients(sent, request.nodes, slow)
         secure = SecureRequest(step=self._journal.number, exchange=request, sent=sent)
@@ -345,3 +347,7 @@ async def _unless_ended(app: AppConnection, work: Coroutine[Any, Any, T]) -> T:
         raise await app.ended()
 
     return await guarded(work, end_of_app())
+
+
+def _none_of(clients: Collection[int]) -> frozenset[int]:
+    return frozenset()

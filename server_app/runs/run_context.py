@@ -20,7 +20,7 @@ from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
 from fedcore.run.integer_means import rounded_line
 from fedcore.run.retries import attempt_ended
-from fedcore.run.room import RoomNeeds, check_disk, check_memory, free_line, readable, room_line
+from fedcore.run.room import LEAST_MODEL, RoomNeeds, check_disk, check_memory, free_line, readable, room_line
 from fedcore.state import Layout, ModelFacts
 from fedcore.system.memory import free_memory
 from fedcore.wire.base import moment
@@ -135,16 +135,25 @@ class RunContext:
             layout: of the model.
             nodes: how many a round asks.
         """
-        settings, spool, update = self.plan.settings, self.services.spool, layout.nbytes
-        if settings.aggregation == "secure":
-            clients, members = math.ceil(nodes / settings.groups), len(self.services.roster.members)
-            update = self.state.encodings.update_bytes("train", layout, clients, members, model="")
-        needs = RoomNeeds.of(settings, model=layout.nbytes, update=update, clients=nodes)
+        needs, spool = self._room_needs(layout, nodes), self.services.spool
         if not self.state.rounds:
             await asyncio.to_thread(refuse_without_room, spool, needs)
             free = free_line(free_memory(), shutil.disk_usage(spool.folder).free)
             size, needed = readable(needs.model), room_line(needs.facts)
             self.event_log.warn_once(f"with this model of {size} {needed}; free at the server: {free}")
+
+    async def has_room_to_spare(self, layout: Layout, nodes: int) -> bool:
+        """Whether a round leaves room on the disk for smaller forms of its model, which clients can do without."""
+        if layout.nbytes < LEAST_MODEL:
+            return True
+        return await asyncio.to_thread(self.services.spool.has_room, self._room_needs(layout, nodes).server_disk)
+
+    def _room_needs(self, layout: Layout, nodes: int) -> RoomNeeds:
+        settings, update = self.plan.settings, layout.nbytes
+        if settings.aggregation == "secure":
+            clients, members = math.ceil(nodes / settings.groups), len(self.services.roster.members)
+            update = self.state.encodings.update_bytes("train", layout, clients, members, model="")
+        return RoomNeeds.of(settings, model=layout.nbytes, update=update, clients=nodes)
 
     async def check_memory(self, model: int) -> None:
         """Before the first round, refuse a run for lack of memory; raises RunFailed. model: bytes."""

@@ -66,9 +66,13 @@ class Spool:
             path.unlink()
         return len(leftovers)
 
+    def has_room(self, size: int) -> bool:
+        """Whether `size` bytes more would leave the reserve alone."""
+        return shutil.disk_usage(self.folder).free >= size + self.reserve_bytes
+
     def check_room(self, size: int) -> None:
-        """Raise StorageFull unless `size` bytes more would leave the reserve alone."""
-        if shutil.disk_usage(self.folder).free < size + self.reserve_bytes:
+        """Raise StorageFull unless there is room for `size` bytes more."""
+        if not self.has_room(size):
             raise StorageFull(_FULL_TEXT)
 
     def create(self) -> Path:

@@ -34,11 +34,10 @@ def test_settings_of_a_run_that_take_more_of_the_server() -> None:
         return needs.server_disk / GIGABYTE
 
     segment = SEGMENT_BYTES / GIGABYTE
-    assert disk() == 5 + segment
-    assert disk(asynchrony="buffered") == 4 + segment
+    assert disk() == 4 + segment
     assert disk(download_bits=16) == 5.5 + segment
-    assert disk(best_model="accuracy:max") == 6 + segment
-    assert disk(groups=3) == 8
+    assert disk(best_model="accuracy:max") == 5 + segment
+    assert disk(groups=3) == 7
     assert RoomNeeds.of(JobSettings(groups=3), model=7, update=7, clients=6).server_disk_a_round == 21
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from support.members import Member, parts_of
@@ -115,6 +117,26 @@ async def test_who_fetches_nothing_has_the_time_of_a_step(here: Site, model: Mod
     assert isinstance(answer, ExchangeRefused)
     assert "advertise" in answer.reason
     assert "download" not in answer.reason
+
+
+@pytest.mark.parametrize(("free", "is_made"), [(1 << 30, True), (40_000, False)], ids=["room", "no room"])
+async def test_smaller_forms_of_models_take_what_a_round_leaves_of_the_disk(
+    here: Site, monkeypatch: pytest.MonkeyPatch, free: int, is_made: bool
+) -> None:
+    monkeypatch.setattr("server_app.runs.run_context.LEAST_MODEL", 0)
+    usage = shutil.disk_usage(here.services.spool.folder)._replace(free=free + here.services.spool.reserve_bytes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    for client in ALL:
+        here.services.lines.note_report(client, LineSpeed(down=1e5, up=1e5, round_trip=0.1))
+    run, app = await here.begin()
+    for number in (1, 2):
+        model = ModelState.from_arrays({"weight": np.full(4000, number, np.float32)})
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await asyncio.gather(*(member.secure() for member in await here.enter_all()))
+        assert isinstance(await asked, Replies)
+    made = list(here.services.settings.work_dir.rglob("*.change"))
+    await here.finish(run, app)
+    assert bool(made) == is_made
 
 
 async def test_a_pause_in_the_midst_of_an_upload_does_not_lose_the_client(here: Site, model: ModelState) -> None:
