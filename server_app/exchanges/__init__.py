@@ -17,9 +17,9 @@ An update becomes an object, its receipt is committed, and then it is added to t
 sends the same again, and the server tells a repetition by the receipt. Were the vector added first and its receipt then
 refused by a full disk, the repetition would add it a second time: a wrong model that nobody notices. This way round the
 client sends only the manifest again, and nothing has been added. The sum grows in a file of the spool, of which a few
-MiB at a time are in memory (`sum_file.py`), and is gone with its process. It is written down with the clients in it
-(`masked_sum.py`), so a restart adds the vectors that have a receipt and are not in it: no other, and none twice. Where
-adding itself fails half way the sum is spoilt, and with it the exchange, which is tried again.
+MiB at a time are in memory (`sums/sum_file.py`), and is gone with its process. It is written down with the clients in
+it (`sums/masked_sum.py`), so a restart adds the vectors that have a receipt and are not in it: no other, and none
+twice. Where adding itself fails half way the sum is spoilt, and with it the exchange, which is tried again.
 
 A control message is checked and taken over at once, and counts with its receipt; to take one over twice changes
 nothing. One that could not be kept is taken back when its stage closes.

@@ -28,7 +28,7 @@ from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import WithdrawIn
 from server_app.exchanges.at_rest import intact, reply_digest_of
 from server_app.exchanges.context import ExchangeResult
-from server_app.exchanges.sum_file import MappedWords
+from server_app.exchanges.sums.sum_file import MappedWords
 from server_app.services import Services
 from server_app.storage.blobs import discard
 from server_app.storage.objects import Objects

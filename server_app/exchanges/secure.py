@@ -41,9 +41,9 @@ from fedcore.wire.uploads import ComplaintIn, ManifestIn
 from fedcore.wire.watch import ServerViewOut
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.masked_sum import UPDATES, MaskedSum
 from server_app.exchanges.receipts import retry_until_stored
-from server_app.exchanges.sum_file import WORD_BYTES, SumFile
+from server_app.exchanges.sums.masked_sum import UPDATES, MaskedSum
+from server_app.exchanges.sums.sum_file import WORD_BYTES, SumFile
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.operation.server_view import fields, first_values
 from server_app.rejection import Rejection

@@ -27,10 +27,10 @@ from fedcore.federation import FederationFolder
 from fedcore.run.engine.outcome import ExchangeFailure
 from fedcore.wire.uploads import ManifestIn
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.masked_sum import MaskedSum
 from server_app.exchanges.receipts import Receipts
 from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.stages import Participants, ParticipantState
+from server_app.exchanges.sums.masked_sum import MaskedSum
 from server_app.storage.database import Database
 from server_app.storage.tables import ExchangeRow
 

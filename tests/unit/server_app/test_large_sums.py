@@ -18,7 +18,8 @@ from fedcore.errors import LeaseLost, UsageError
 from fedcore.federation import FederationFolder
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import encoding_of
-from server_app.exchanges.sum_file import SavedSum, Segment, fold_file, nothing_saved, segment_digests
+from server_app.exchanges.sums.saved_sum import SavedSum, Segment, nothing_saved, segment_digests
+from server_app.exchanges.sums.sum_file import fold_file
 from server_app.storage.store import Store
 
 WORDS = 100
@@ -29,9 +30,9 @@ LIVES = [(None, False), (1, False), (2, True), (3, True), (5, True)]
 @pytest.fixture(params=[1, 1 << 30], ids=["a sum after two vectors", "one sum"])
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones, and how many bytes of vectors wait."""
-    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", WORDS)
-    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_BYTES", request.param)
-    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_VECTORS", 2)
+    monkeypatch.setattr("server_app.exchanges.sums.saved_sum.SEGMENT_WORDS", WORDS)
+    monkeypatch.setattr("server_app.exchanges.sums.masked_sum.LEAST_BYTES", request.param)
+    monkeypatch.setattr("server_app.exchanges.sums.masked_sum.LEAST_VECTORS", 2)
 
 
 async def play(here: Rig, writes: int | None, *, puts: bool = False, leaves: str = "") -> ExchangeOutcome:
@@ -65,7 +66,7 @@ async def test_killed_after_any_write_it_is_the_sum_that_a_small_one_is(
             assert writes is None or len(here.lives) >= 5
             objects = folder / "data" / "runs" / "run" / "exchanges" / "1"
             assert [path.name for path in objects.iterdir()] == ["mean"] or writes
-    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", 1 << 20)
+    monkeypatch.setattr("server_app.exchanges.sums.saved_sum.SEGMENT_WORDS", 1 << 20)
     async with rig(federation, tmp_path) as here:
         small = await mean_of(here, end := await play(here, None, leaves=leaves)), end.survivors
     assert found == [small] * len(LIVES)
@@ -140,7 +141,7 @@ async def leads(here: Rig, store: Store, holder: str) -> None:
 async def test_a_server_that_was_frozen_between_segments_takes_nothing_from_the_one_that_leads(
     federation: FederationFolder, tmp_path: Path, method: str, wakes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", WORDS)
+    monkeypatch.setattr("server_app.exchanges.sums.saved_sum.SEGMENT_WORDS", WORDS)
     (alone := tmp_path / "alone").mkdir()
     async with rig(federation, alone) as here:
         expected = await mean_of(here, await play(here, None))
@@ -232,5 +233,5 @@ def test_segments_of_a_vector_are_added_one_by_one(tmp_path: Path, words: int, m
     np.testing.assert_array_equal(np.fromfile(tmp_path / "whole", "<u8"), total + vector)
     with pytest.raises(UsageError):
         fold_file(tmp_path / "vector", tmp_path / "piece", threads=2, start=words)
-    monkeypatch.setattr("server_app.exchanges.sum_file.SEGMENT_WORDS", WORDS)
+    monkeypatch.setattr("server_app.exchanges.sums.saved_sum.SEGMENT_WORDS", WORDS)
     assert len(segment_digests(tmp_path / "vector")) == len(pieces)

@@ -97,8 +97,8 @@ async def test_a_sum_that_is_folded_before_its_receipt_is_found(
         self.clients.take(client)
 
     monkeypatch.setattr(MessageReceiver, "use_update", folds_first)
-    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_BYTES", 1)
-    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_VECTORS", 0)
+    monkeypatch.setattr("server_app.exchanges.sums.masked_sum.LEAST_BYTES", 1)
+    monkeypatch.setattr("server_app.exchanges.sums.masked_sum.LEAST_VECTORS", 0)
     async with rig(federation, tmp_path) as here:
         end = await play(here, 1)
         assert end.failure is not None
@@ -109,8 +109,8 @@ async def test_a_sum_that_is_folded_before_its_receipt_is_found(
 async def test_sums_in_between_lose_nothing(
     federation: FederationFolder, tmp_path: Path, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_BYTES", least)
-    monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_VECTORS", 0)
+    monkeypatch.setattr("server_app.exchanges.sums.masked_sum.LEAST_BYTES", least)
+    monkeypatch.setattr("server_app.exchanges.sums.masked_sum.LEAST_VECTORS", 0)
     async with rig(federation, tmp_path) as here:
         end = await play(here, 3)
         assert end.total is not None, end.failure

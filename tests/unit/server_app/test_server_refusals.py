@@ -29,8 +29,8 @@ from fedcore.system.concurrency import end
 from fedcore.wire.operator import RunIn
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.uploads import ReplyError, WithdrawIn
-from server_app.exchanges import sum_file
-from server_app.exchanges.sum_file import fold_file
+from server_app.exchanges.sums import sum_file
+from server_app.exchanges.sums.sum_file import fold_file
 from server_app.http.audience import Audiences
 from server_app.http.problems import rejection_for
 from server_app.rejection import STATUS, Rejection

@@ -452,7 +452,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
         if step == "receipt":
             patch.setattr(here.services.store, "add_receipt", full)
         else:
-            patch.setattr("server_app.exchanges.sum_file.fold_file", full)
+            patch.setattr("server_app.exchanges.sums.sum_file.fold_file", full)
         await refusal(members[0].put("manifest", ending))
     folder = here.services.settings.data_dir / exchange.context.key / "updates"
     if step == "receipt":

@@ -7,7 +7,7 @@ To save it the growing file itself becomes an object, and nobody writes to it an
 at the end, go into a copy, which is made once the vectors in the saved sum are gone: they and the copy never take room
 together.
 
-Large vectors wait instead, and are added to the saved sum segment by segment (`sum_file.py`), from the last to the
+Large vectors wait instead, and are added to the saved sum segment by segment (`saved_sum.py`), from the last to the
 first. Once the database names the new object of a segment, the old one goes, and the vectors are cut before it: the sum
 takes the place of the vectors, and never room in addition to that of all of them. A server that does not know yet that
 another one leads cannot write to the database, and so cuts nothing that the other one needs.
@@ -30,19 +30,17 @@ from fedcore.state import sha256_file
 from fedcore.system.concurrency import in_thread
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.receipts import retry_until_stored
-from server_app.exchanges.sum_file import (
-    WORD_BYTES,
+from server_app.exchanges.sums.saved_sum import (
     SavedSum,
     Segment,
-    SumFile,
     first_word,
-    first_words,
     is_large,
     joint_digest,
     nothing_saved,
     segment_digests,
     word_count,
 )
+from server_app.exchanges.sums.sum_file import WORD_BYTES, SumFile, first_words
 from server_app.services import Services
 from server_app.storage.blobs import discard, link
 
