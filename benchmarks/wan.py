@@ -5,9 +5,9 @@
 Each site is a network namespace on a line of its own, with TCP of the kernel and TLS; the server's line is fast. The
 app trains nothing. limit: the bytes of a round, the model or its change down and the update up, at the speed of the
 line; round trips, headers and TCP's beginning are what is above it. The first round of a run, in which nothing is known
-of magnitudes, is compared with what comes down in it and the last round's update up. Owners' policies name the app's
-own first model, as stock ones do: in a secure run nobody downloads it, and the first round has the seconds that the
-sites take to derive it, all on this machine's processors.
+of magnitudes, is compared with the model down and the last round's update up. Owners' policies name the app's own first
+model, as stock ones do: in a secure run nobody downloads it, and the first round has the seconds that the sites take to
+derive it, all on this machine's processors.
 
 Flower's column is plain, with the same app and TLS: `wan_flower.py`.
 
@@ -101,11 +101,13 @@ class Cell:
         return f"{self.kind}_{_power(self.parameters)}_{self.line.replace(',', '_')}{cut}"
 
     def limit(self, number: int) -> float:
-        """Seconds of the bytes of a round at the speed of the line; of the first with the update of the last."""
+        """Seconds of the bytes of a round at the speed of the line; of the first those of the model, which sites may
+        derive, and of the last one's update."""
         speed = LineSpeed.parse(self.line)
         assert speed.down is not None
         assert speed.up is not None
-        return self.sent[number][0] / speed.down + self.sent[number or -1][1] / speed.up
+        down = self.sent[number][0] if number else PLAIN_BYTES * self.parameters
+        return down / speed.down + self.sent[number or -1][1] / speed.up
 
     @property
     def limits(self) -> list[float]:
@@ -328,7 +330,7 @@ def report(cells: Sequence[Cell]) -> Report:
         notes=(
             "each site in a namespace on a line of its own, TLS on; the server's has 1 Gbit/s; benchmarks/apps/noop",
             f"from {LOSSY_TRIP * 1e3:.0f} ms on lines lose {LOSS:.0%} of packets; a queue holds {QUEUE_SECONDS:g} s",
-            "limit: bytes of a round down and up at the speed of the line; of the first with the last one's update",
+            "limit: bytes of a round down and up at the speed of the line; of the first the model and the last update",
             f"with headers and trips: over a limit with the {HEADERS - 1:.1%} that TCP, IP and TLS add, and the round "
             f"trips that wait for one another, {PLAIN_TRIPS} of a plain round and {SECURE_TRIPS} of a secure one",
             f"congestion control: {_congestion_control()}; load of the machine at the end: {os.getloadavg()[1]:.0f}",

@@ -24,9 +24,9 @@ TRANSFER_TRIPS: Final = 4
 """Round trips that a transfer takes in addition to its bytes: TCP's beginning, and requests that wait behind them.
 Both as `benchmarks/results/wan.md` has it."""
 CHANGES_BELOW: Final = 25e6
-"""Bytes a second at which a model and an exact difference of three quarters of its bytes (`fedcore.state.exact_difference`)
-take about as long, since the server has to make it first. A change of half of them (`fedcore.codec.means.change`) would
-save some time on lines up to ten times as fast."""
+"""Bytes a second at which a model and an exact difference of three quarters of its bytes
+(`fedcore.state.exact_difference`) take about as long, since the server has to make it first. A change of half of them
+(`fedcore.codec.means.change`) would save some time on lines up to ten times as fast."""
 _LEAST_SECONDS: Final = 1.0
 _LEAST_BYTES: Final = 1 << 20
 _FIRST_WINDOW: Final = 14_600
