@@ -59,6 +59,8 @@ class Process:
         self.replay, self.store, self.lease = replay, store, lease
         self.life = Life(None, puts=False)
         self.turns: dict[Key, Turn] = {}
+        self.held: dict[tuple[str, int], Turn] = {}
+        """Writes for clients, "put_vector" or "add_receipt", that have not returned."""
         self.exchange: Exchange | None = None
         self.task: asyncio.Task[Any] | None = None
 
@@ -269,16 +271,22 @@ class Replay:
             case "parts", [client]:
                 self._toward(process, client + 1, INPUT)
             case "put_vector", [client]:
-                await self._write(process, ("put_vector", client + 1), stays=stays, of=self.step(client + 1, INPUT))
+                await self._write(process, ("put_vector", client + 1), stays=True, of=self.step(client + 1, INPUT))
             case "add_receipt", [step, client]:
                 key = ("add_receipt", MESSAGES[step], client + 1)
-                await self._write(process, key, stays=stays, of=self.step(client + 1, step))
+                await self._write(process, key, stays=True, of=self.step(client + 1, step))
             case (("acknowledge" | "repeat"), [step, client]):
+                self._release(process, ("add_receipt", client + 1))
                 self._toward(process, client + 1, step)
                 await asyncio.wait({self.step(client + 1, step)})
             case "admit", [client]:
+                self._release(process, ("put_vector", client + 1))
                 key = ("add_receipt", MESSAGES[INPUT], client + 1)
                 await self._until(process, lambda: key in process.turns, self.step(client + 1, INPUT))
+            case "late", [client]:
+                self._release(process, ("put_vector", client + 1))
+            case "fold", [client]:
+                self._release(process, ("add_receipt", client + 1))
             case "take", [client]:
                 await asyncio.wait({self.step(client + 1, INPUT)})
             case "drop", [client]:
@@ -286,6 +294,7 @@ class Replay:
                 process.exchange.give_up(client + 1, "its time is up")
             case "close", _:
                 assert process.exchange is not None
+                self._release(process, *(("add_receipt", client) for client in MODEL_CLIENTS))
                 self.reached = max(self.reached, STAGES.index(process.exchange.stages.current))
                 for client in self.lines.keys() - MODEL_CLIENTS:
                     self.lines[client].server = process
@@ -303,7 +312,7 @@ class Replay:
             case "cancel", _:
                 await self._cancel(process)
             case _:
-                assert action in ("fold", "late", "stale", "ended", "exchange"), action
+                assert action in ("stale", "ended", "exchange"), action
 
     async def _start(self, server: int) -> Process:
         store = await Store.open(self.rig.services.settings.database_file)
@@ -348,8 +357,15 @@ class Replay:
         await turn.done.wait()
         if not stays:
             turn.back.set()
+        elif key[0] in ("put_vector", "add_receipt"):
+            process.held[key[0], key[-1]] = turn
         if turn.failed:
             raise Diverged
+
+    def _release(self, process: Process, *writes: tuple[str, int]) -> None:
+        for write in writes:
+            if (turn := process.held.pop(write, None)) is not None:
+                turn.back.set()
 
     async def _settle(self, process: Process) -> None:
         """Until a process that is about to die comes no further without a write."""
