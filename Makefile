@@ -94,7 +94,7 @@ images:  ## build both images without Docker, and run a federation of them witho
 	docker/build-bare.sh
 	docker/run-images.sh plain
 
-vm:  ## install, reboot, upgrade and cut off a virtual machine; as root, needs qemu, debootstrap and an hour without KVM
+vm:  ## install, reboot, upgrade and cut off a virtual machine; as root, needs qemu, debootstrap and up to an hour without KVM
 	deploy/vm/run.sh build/vm
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach

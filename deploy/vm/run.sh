@@ -7,7 +7,7 @@
 #   deploy/vm/run.sh FOLDER
 #
 # Needs root, 12 GB in FOLDER, 4 GB of memory, and minutes with KVM. Without, or with one that emulates the kernel's instructions
-# one by one, qemu translates them all, which takes an hour on two cores.
+# one by one, qemu translates them all, which takes a quarter of an hour on two free cores.
 #   apt-get install --no-install-recommends qemu-system-x86 debootstrap linux-image-cloud-amd64
 # DEBIAN       Debian's mirror, if not deb.debian.org.
 # TORCH_INDEX  an index with torch for processors, if not PyTorch's; - for pip's own.
