@@ -163,11 +163,16 @@ class SecureExchange(Exchange):
         return stage == INPUT and enough > 0 and len(self.clients.done) >= max(enough, self.task.quorum)
 
     async def persist_stage(self, stage: str) -> None:
-        """Write down the sum before its survivors are named, and check all norms before any share is asked for."""
+        """Write down the sum before its survivors are named.
+
+        Before any share is asked for, have no vector of a single client left, and all norms checked.
+        """
         if stage == INPUT:
             await self._sum.save()
-        elif stage == CONSISTENCY and self._norms is not None:
-            await self._check_norms(self._norms)
+        elif stage == CONSISTENCY:
+            await self._sum.delete_vectors()
+            if self._norms is not None:
+                await self._check_norms(self._norms)
 
     async def _check_norms(self, norms: NormProofs) -> None:
         """Raise RoundFailed if an update in the sum is not proved to be within the bound.
@@ -209,9 +214,9 @@ class SecureExchange(Exchange):
             self._round.drop(client)
 
     async def cleanup_stage(self, stage: str) -> None:
-        """No vector of a single client is left when the first share comes."""
+        """While clients sign, the vectors go."""
         if stage == INPUT:
-            await self._sum.delete_vectors()
+            self._sum.prepare_unmasking()
 
     def free_memory(self) -> None:
         """Free the sum's room in the spool."""

@@ -229,11 +229,19 @@ class RunOrchestrator:
         self, call: ExchangeCall, model: _AppFile | None, sent: SentModel | None
     ) -> JournaledReply:
         """All attempts at one exchange."""
-        settings, trains = self._run.plan.settings, is_training(call.message_type)
         if not self._run.state.admits(call.message_type, call.ahead, self._run.clients.check):
             return JournaledReply(withheld=True)
-        if model is not None:
-            await self._run.checkpoint(model.path, model.reference.sha256)
+        if model is None:
+            return await self._sum(call, model, sent)
+        # Reading the whole of a model takes as long as its clients have nothing to do.
+        checkpoint = asyncio.create_task(self._run.checkpoint(model.path, model.reference.sha256))
+        try:
+            return await self._sum(call, model, sent)
+        finally:
+            await checkpoint
+
+    async def _sum(self, call: ExchangeCall, model: _AppFile | None, sent: SentModel | None) -> JournaledReply:
+        settings, trains = self._run.plan.settings, is_training(call.message_type)
         state = await asyncio.to_thread(ModelState.open, model.path) if model else None
         request = call.request(state)
         request = replace(request, nodes=await self._run.clients.evaluators(request.nodes, request.message_type))

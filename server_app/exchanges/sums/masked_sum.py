@@ -5,7 +5,7 @@ a restart adds the missing vectors to the last saved sum: none twice, and none i
 
 To save it the growing file itself becomes an object, and nobody writes to it any more. The next vector, and the masks
 at the end, go into a copy, which is made once the vectors in the saved sum are gone: they and the copy never take room
-together.
+together. For the masks both are done while clients sign who is in the sum.
 
 Large vectors wait instead, and are added to the saved sum segment by segment (`saved_sum.py`), from the last to the
 first. Once the database names the new object of a segment, the old one goes, and the vectors are cut before it: the sum
@@ -85,6 +85,8 @@ class MaskedSum:
         self._superseded: set[str] = set()
         """Keys of objects that the database may name until it names the next one."""
         self._was_unmasked = False
+        self._removing: asyncio.Task[None] | None = None
+        self._copying: asyncio.Task[None] | None = None
         self.first: tuple[int, NDArray[np.uint64]] | None = None
         """Whose vector was added first by this process, and its beginning, to be looked at."""
         self._lock = asyncio.Lock()
@@ -97,6 +99,9 @@ class MaskedSum:
     def free(self) -> None:
         """Delete the file in the spool; nothing is added any more."""
         self._is_open = False
+        if self._copying is not None:
+            self._copying.cancel()
+            self._copying = None
         if self._file is not None:
             self._file.discard()
             self._file = None
@@ -265,15 +270,33 @@ class MaskedSum:
             await intact(self._services.objects, self.vector(client), what, digest, update_digest_of)
             await self.add(client)
 
+    def prepare_unmasking(self) -> None:
+        """Begin to remove all vectors, and then to copy the sum: the stage in which clients send them has ended."""
+        self._removing = asyncio.create_task(self._remove_vectors())
+        self._copying = asyncio.create_task(self._copy(self._removing))
+        for task in (self._removing, self._copying):
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be that nobody waits
+
+    async def _copy(self, removing: asyncio.Task[None]) -> None:
+        await asyncio.wait({removing})
+        await self._growing()
+
     async def for_unmasking(self) -> SumFile:
         """The sum for work in place; from the second time on as it was kept, since the first came to no end."""
+        if (copying := self._copying) is not None:
+            self._copying = None
+            await copying
         if self._was_unmasked:
             self.open()
         self._was_unmasked = True
         return await self._growing()
 
     async def delete_vectors(self) -> None:
-        """Remove all vectors: the stage in which clients send them has ended, also on the disk."""
+        """Have all vectors removed, by what was begun already if that comes to its end."""
+        removing, self._removing = self._removing, None
+        await (removing or self._remove_vectors())
+
+    async def _remove_vectors(self) -> None:
         await self._services.objects.remove(f"{self._key}/{UPDATES}")
 
     async def delete(self) -> None:

@@ -113,10 +113,9 @@ class RunFiles:
         """
         if sha256 not in means:
             return
-        second = model.with_name(secrets.token_hex(8))
         with contextlib.suppress(OSError, KeyError):  # another disk, or a file system without links
-            os.link(await self._objects.fetch(means[sha256]), second)
-            os.replace(second, model)
+            mean = await self._objects.fetch(means[sha256])
+            await asyncio.to_thread(_replace_by_link, mean, model)
 
     async def hand_over(self, path: Path, *, stays: bool = False) -> Path:
         """A file with the same content where the app may read it, until the next exchange unless it `stays`."""
@@ -241,6 +240,12 @@ async def load_bundle(objects: Objects, key: str) -> AppBundle | None:
 async def reference(path: Path) -> ModelRef:
     """The reference by which clients fetch a model."""
     return await asyncio.to_thread(lambda: ModelRef(sha256=sha256_file(path), size=path.stat().st_size))
+
+
+def _replace_by_link(path: Path, target: Path) -> None:
+    second = target.with_name(secrets.token_hex(8))
+    os.link(path, second)
+    os.replace(second, target)
 
 
 def _remove(paths: list[Path]) -> None:

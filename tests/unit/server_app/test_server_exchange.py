@@ -13,6 +13,7 @@ from support.members import Failure, Local, Member, digest_of
 from support.messages import model_in
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
+from fedcore.errors import StorageUnavailable
 from fedcore.federation import FederationFolder
 from fedcore.run.plain import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedcore.state import ModelState
@@ -107,6 +108,37 @@ async def test_the_answer_to_the_last_manifest_names_the_survivors(here: Site, m
 async def together_from_sign(members: list[Member]) -> None:
     for step in ("sign", "unmask"):
         await asyncio.gather(*(getattr(member, step)() for member in members))
+
+
+async def test_no_share_comes_while_a_vector_is_left(
+    here: Site, model: ModelState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors go while clients sign, and on a slow disk with trouble the shares wait for that."""
+    objects = type(here.services.objects)
+    remove, goes_on = objects.remove, asyncio.Event()
+
+    async def removes_at_the_second_try(self: Any, prefix: str) -> None:
+        if prefix.endswith("/updates") and not goes_on.is_set():
+            await goes_on.wait()
+            raise StorageUnavailable("the disk has trouble")
+        await remove(self, prefix)
+
+    monkeypatch.setattr(objects, "remove", removes_at_the_second_try)
+    give_locals(here)
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await together(members, dict.fromkeys(ALL, "unmask"))
+    updates = here.services.settings.runs_dir / run / "exchanges" / "1" / "updates"
+    assert sorted(path.name for path in updates.iterdir()) == ["1", "2", "3", "4"]
+    early = await members[0].ask("GET", members[0].at("consistency"))
+    assert early.status_code != 200
+    goes_on.set()
+    await asyncio.gather(*(member.unmask() for member in members))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    check_mean(answer.replies[0], model, ALL)
+    assert not updates.exists()
 
 
 async def test_later_exchanges_use_narrow_fields(here: Site, model: ModelState) -> None:
