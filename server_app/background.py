@@ -105,6 +105,7 @@ async def _check_database(services: Services) -> None:
     await services.store.take_lease(_NAME, holder=_NAME, url=services.settings.url, seconds=-1.0)
     if await services.store.lease(_NAME) is None:
         raise StorageDamaged("what was written is not there")
+    await services.store.check_room()
 
 
 async def _check_disk(services: Services) -> None:

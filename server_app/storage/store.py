@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import select
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fedcore.errors import StorageUnavailable
 from server_app.storage.database import Database, Lease
@@ -63,6 +64,22 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
     async def ping(self) -> None:
         """Raise unless the database answers."""
         await self.database.value(select(1))
+
+    async def check_room(self) -> None:
+        """Raise StorageFull if the disk of PostgreSQL takes nothing more; SQLite's is that of the data folder.
+
+        A full disk still takes a row that replaces another. So the rows of this query go through a file next to the
+        database, which is removed as soon as they are counted.
+        """
+        if self.database.engine.dialect.name != "postgresql":
+            return
+
+        async def through_a_file(connection: AsyncConnection) -> None:
+            await connection.execute(text("SET LOCAL work_mem = '64kB'"))
+            await connection.execute(text("SET LOCAL temp_tablespaces = ''"))
+            await connection.execute(text("SELECT count(*) FROM generate_series(1, 30000)"))
+
+        await self.database.read(through_a_file)
 
     async def remember_client(self, client: int, app_sha256: str, version: str) -> None:
         """Keep which app a client has installed, and what it said of its version."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 import ssl
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.deployment import Deployment, wait_until
+from support.postgres import Cluster, binaries
 
 
 @contextmanager
@@ -65,3 +68,29 @@ def test_each_of_the_three_is_named_until_it_is_well_again(tmp_path: Path) -> No
             (disk / "ballast").unlink()
             remount(store, "rw")
             wait_until("all to be well", lambda: http.get(url).status_code == 200)
+
+
+@pytest.mark.skipif(binaries() is None, reason="PostgreSQL is not installed (apt-get install postgresql)")
+def test_a_full_disk_of_postgresql_is_named(tmp_path: Path) -> None:
+    """Rows that are written in the place of others still succeed there."""
+    with tempfile.TemporaryDirectory(prefix="fedcore-pg-") as short, Deployment.open(tmp_path, clients=2) as federation:
+        Path(short).chmod(0o755)  # for the user of PostgreSQL
+        with small_disk(Path(short) / "disk", "128m") as disk:
+            cluster = Cluster(disk)
+            try:
+                settings = federation.federation.folder / "server" / "server.toml"
+                settings.write_text(settings.read_text().replace('database = ""', f'database = "{cluster.create()}"'))
+                federation.start_server()
+                trusted = ssl.create_default_context(cafile=settings.parent / "ca.crt")
+                url = f"https://localhost:{federation.federation.port}/readyz"
+                with httpx.Client(verify=trusted, trust_env=False) as http:
+                    wait_until("the server to be ready", lambda: http.get(url).status_code == 200)
+                    with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                        while True:
+                            file.write(bytes(4096))
+                    wait_until("the database to be named", lambda: "database: " in http.get(url).text)
+                    (disk / "ballast").unlink()
+                    wait_until("all to be well", lambda: http.get(url).status_code == 200)
+                assert federation.stop("server") == 0
+            finally:
+                cluster.stop()
