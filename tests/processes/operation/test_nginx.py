@@ -55,6 +55,17 @@ def standing_by(made: Deployment) -> Iterator[tuple[int, list[str]]]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@contextlib.contextmanager
+def gone() -> Iterator[int]:
+    """A port that answers no attempt to connect, as on a machine without power: its queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
 def reached(made: Deployment) -> bool:
     host, port = OperatorKit.load(made.federation.operator).servers[0].removeprefix("https://").split(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
@@ -98,6 +109,29 @@ def test_a_round_goes_through_nginx_that_ends_tls_and_passes_by_a_standby(tmp_pa
         assert ended.trained() == [["client-1", "client-2"]]
         assert asked, "the standby was asked as well"
         assert made.stop("server") == 0
+
+
+def test_a_server_that_is_gone_holds_a_request_up_for_a_second(tmp_path: Path) -> None:
+    form = "log_format tried '$upstream_addr;$request_time'; access_log tried tried;"
+    with reserved_port() as port, Deployment.open(tmp_path, clients=2) as made, gone() as other:
+        kit = OperatorKit.load(made.federation.operator)
+        changes = http_changes(made, port, other)
+        changes["access_log off;"] = changes["access_log off;"].replace("access_log off;", form)
+        with (
+            nginx(tmp_path, "fedcore-http.conf", **changes),
+            httpx.Client(verify=ssl.create_default_context(cafile=str(kit.ca_file)), timeout=600) as http,
+        ):
+            wait_until("nginx to listen", lambda: reached(made))
+            made.start_server("--port", str(port))
+            tries = tmp_path / "tried"
+            wait_until(
+                "the one that is gone to be tried",
+                lambda: http.get(f"{kit.servers[0]}/healthz").status_code == 200 and str(other) in tries.read_text(),
+            )
+        assert made.stop("server") == 0
+    rows = [line.split(";") for line in tries.read_text().splitlines() if str(other) in line]
+    assert rows, tries.read_text()
+    assert max(float(seconds) for _, seconds in rows) < 2.5
 
 
 def test_a_connection_to_a_standby_that_refused_uploads_is_still_good(postgres: Cluster, tmp_path: Path) -> None:
