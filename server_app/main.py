@@ -61,8 +61,9 @@ def serve(
     secrets = [kit.tls_key, settings.database_file, *([secret] if secret is not None else [])]
     refuse_to_show(kit.app_rules.read, secrets, kit.app_rules)
 
-    def ready(url: str) -> None:
-        log.info("federation %s: %d members, listening on %s", kit.federation, len(kit.roster.members), url)
+    def ready(url: str, bound: str) -> None:
+        where = (kit.federation, len(kit.roster.members), bound, url)
+        log.info("federation %s: %d members, listening on %s (%s on this machine)", *where)
         text, is_bad = describe(kit.app_rules, network=False)
         log.log(logging.WARNING if is_bad else logging.INFO, "sandbox of ServerApps: %s", text)
         if kit.approved_apps is None:

@@ -53,9 +53,9 @@ async def serve(
     *,
     host: str,
     port: int,
-    ready: Callable[[str], None],
+    ready: Callable[[str, str], None],
 ) -> None:
-    """Serve until a signal comes. `ready` gets the URL once requests are answered.
+    """Serve until a signal comes. `ready` gets the URL on this machine and what is bound once requests are answered.
 
     Raises PortInUse, ConfigurationError (another server uses the data folder) and
     EnvironmentFailure.
@@ -67,7 +67,7 @@ async def serve(
             limiter = ConnectionLimiter.of_process(settings.header_seconds, networks(kit.trust_proxy), services.traffic)
             server = LimitedServer(_configuration(kit, settings, application), limiter, certificate)
             set_aside()
-            server.on_ready = lambda: ready(_url(kit, listener))
+            server.on_ready = lambda: ready(_url(listener), _bound(listener))
             server.bells = (services.client_bell, services.run_bell)
             with _reloading(certificate):
                 await server.serve(sockets=[listener])
@@ -83,6 +83,7 @@ async def make_services(
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
     if not settings.shared:
         refuse_lost(settings.database_file, settings.runs_dir)
+        settings.runs_dir.mkdir(exist_ok=True)  # for a backup before the first run
         integrity.prepare(settings.database_file)  # nothing else goes on yet
     store = await Store.open(settings.database or settings.database_file)
     try:
@@ -207,10 +208,17 @@ def _reloading(certificate: ServedCertificate) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-def _url(kit: ServerKit, listener: socket.socket) -> str:
+def _url(listener: socket.socket) -> str:
+    """The address at which a browser on this machine finds the server."""
     host, port = listener.getsockname()[:2]
-    name = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1", "::1") else host  # noqa: S104
-    return f"https://{name}:{port}"
+    here = host in ("0.0.0.0", "::", "127.0.0.1", "::1")  # noqa: S104
+    return f"https://localhost:{port}" if here else f"https://{_bound(listener)}"
+
+
+def _bound(listener: socket.socket) -> str:
+    """Address and port as the system has them."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @contextlib.contextmanager
@@ -242,7 +250,7 @@ def lock_data_folder(folder: Path) -> Lock:
     return Lock(folder / "server.lock", in_use=message)
 
 
-def run(kit: ServerKit, settings: ServerSettings, *, host: str, port: int, ready: Callable[[str], None]) -> None:
+def run(kit: ServerKit, settings: ServerSettings, *, host: str, port: int, ready: Callable[[str, str], None]) -> None:
     """`serve` on uvloop."""
     import uvloop
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,26 +18,38 @@ from fedcore.state import ModelState
 DOCUMENT = Path(__file__).parents[3] / "docs" / "howto" / "operating.md"
 
 
-def commands() -> str:
+def do(command: str, folder: Path) -> None:
+    """The commands of the page among which this one is."""
     page = DOCUMENT.read_text(encoding="utf-8")
-    [block] = [text for text in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "sqlite3" in text]
-    return block
+    [block] = [text for text in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if command in text]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-ec", block], cwd=folder, check=True, env={**os.environ, "PATH": path})
 
 
-def restore(made: Deployment, folder: Path) -> None:
+def restore(folder: Path) -> None:
     """Put the backup back; the server does not run."""
-    data = made.federation.folder / "server" / "data"
-    shutil.rmtree(data)
-    data.mkdir(mode=0o700)
-    for name in ("server.sqlite3", "runs"):
-        (folder / "backup" / name).rename(data / name)
+    do("cp -a backup/server.sqlite3", folder)
 
 
 def make_backup(made: Deployment, folder: Path) -> None:
-    """By the commands of the page."""
+    """While the server runs."""
     (folder / "fed").symlink_to(made.federation.folder)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(["sh", "-ec", commands()], cwd=folder, check=True, env={**os.environ, "PATH": path})
+    do("import sqlite3", folder)
+
+
+def test_what_a_killed_server_left_is_not_in_the_restored_database(tmp_path: Path) -> None:
+    """Its log has the writes since the backup."""
+    with Deployment.open(tmp_path, clients=2) as made:
+        made.start_server()
+        make_backup(made, tmp_path)
+        operator = ("--operator", made.federation.operator)
+        begun = fedcore("run", made.app, *operator, "--detach", mark=made.mark)
+        assert begun.returncode == 0, begun.stderr
+        made.kill("server")
+        restore(tmp_path)
+        made.start_server()
+        listed = fedcore("runs", "list", *operator, "--json", mark=made.mark)
+        assert json.loads(listed.stdout)["runs"] == []
 
 
 def test_a_run_that_was_open_in_the_backup_goes_on(tmp_path: Path) -> None:
@@ -50,7 +63,7 @@ def test_a_run_that_was_open_in_the_backup_goes_on(tmp_path: Path) -> None:
         run.wait_for("exchange", server_round=3)
         made.kill("server")
         wait_until("the ServerApp to end with its server", lambda: not made.server_apps())
-        restore(made, tmp_path)
+        restore(tmp_path)
         made.start_server()
         done = run.finish()
         assert done.status == 0, done.stderr
@@ -64,7 +77,7 @@ def test_a_backup_that_was_made_meanwhile_is_restored(tmp_path: Path) -> None:
         assert first.status == 0, first.stderr
         make_backup(made, tmp_path)
         assert made.stop("server") == 0
-        restore(made, tmp_path)
+        restore(tmp_path)
         upgraded = fedcore("server", "upgrade", "--federation", made.federation.folder, mark=made.mark)
         assert upgraded.returncode == 0, upgraded.stderr
         made.start_server()
@@ -92,7 +105,7 @@ def test_an_older_backup_burns_no_open_run_and_the_newest_one_brings_it_to_its_e
         wait_until("the ServerApp to end with its server", lambda: not made.server_apps())
         data = made.federation.folder / "server" / "data"
         shutil.copytree(data, tmp_path / "newest")
-        restore(made, tmp_path)
+        restore(tmp_path)
         made.start_server()
         for name in made.federation.client_names():
             made.wait_for_log(name, "transcript-fork")
