@@ -15,6 +15,7 @@ Of a failure only its fixed name ever leaves the machine, and that only where it
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Final
 
@@ -34,6 +35,13 @@ JOB_LOST: Final = "job-lost"
 PEER_LOST: Final = "peer-lost"
 """On the way to the agent alone: this rank is well, but a collective broke because another rank ended."""
 
+_SANDBOXED: Final = re.compile(r"^(\w+\.)*(PermissionError|FileNotFoundError|gaierror)\b|Network is unreachable", re.M)
+"""How exceptions end a traceback, or one in its chain, that the sandbox may have caused."""
+_WHAT_THE_SANDBOX_ALLOWS: Final = (
+    "in the sandbox an app reads what --data-dir, --read and the node config name, writes to the folder in TMPDIR "
+    "(tempfile uses it), and has no network (docs/howto/client.md)"
+)
+
 
 class AppFailed(AppError):
     """The app's own code raised on `rank`. `traceback` is for the client's own log and never leaves the machine."""
@@ -42,7 +50,8 @@ class AppFailed(AppError):
 
     def __init__(self, traceback: str, *, rank: int = 0) -> None:
         lines = traceback.strip().splitlines() or ["an error without a text"]
-        super().__init__(f"rank {rank} raised {lines[-1]}")
+        advice = f"; {_WHAT_THE_SANDBOX_ALLOWS}" if _SANDBOXED.search(traceback) else ""
+        super().__init__(f"rank {rank} raised {lines[-1]}{advice}")
         self.traceback, self.rank = traceback, rank
 
 
