@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -377,6 +377,12 @@ class Member:
     def _session(self) -> ClientSession:
         assert self.session is not None
         return self.session
+
+
+async def withdraw_all(members: Iterable[Member]) -> None:
+    """Everybody leaves; the exchange may be over before the last one has said so."""
+    for said in await asyncio.gather(*(member.withdraw() for member in members), return_exceptions=True):
+        assert said is None or (isinstance(said, Failure) and said.problem.kind == "round-failed"), said
 
 
 def parts_of(body: bytes) -> list[bytes]:

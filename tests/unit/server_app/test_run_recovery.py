@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.loopback import NEVER
-from support.members import Failure, Member
+from support.members import Failure, Member, withdraw_all
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
@@ -291,7 +291,7 @@ async def test_what_was_refused_at_last_is_asked_again_by_a_resumed_run(here: Si
     run, app = await here.begin({"max-attempts": 1})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members: list[Member] = await here.enter_all()
-    await asyncio.gather(*(member.withdraw() for member in members))
+    await withdraw_all(members)
     assert isinstance(await asked, ExchangeRefused)
     app.fail("no round")
     assert (await here.follow(run)).status == "failed"

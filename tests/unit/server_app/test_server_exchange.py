@@ -309,13 +309,16 @@ async def test_the_operator_reads_which_check_refused_and_its_two_numbers(
         assert ended.reason == answer.reason
 
 
-async def test_a_message_that_owners_refuse_is_the_strategys_and_not_the_runs(here: Site, model: ModelState) -> None:
+async def test_a_message_that_owners_refuse_is_the_strategys_and_not_the_runs(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
     said = WithdrawIn(reason=WithdrawalReason.POLICY, check="message-not-allowed", subject="lr=0.5 (run: 1.0)")
-    _, app = await here.begin({"max-attempts": 1})
-    asked = asyncio.create_task(app.exchange(model, ALL))
-    for member in await here.enter_all():
-        await member.leave(said)
-    answer = await asked
+    async with site(federation, tmp_path, grace_seconds=1.0) as here:
+        _, app = await here.begin({"max-attempts": 1})
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        for member in await here.enter_all():
+            await member.leave(said)
+        answer = await asked
     assert isinstance(answer, ExchangeRefused)
     assert answer.reason.startswith(f"every client refused: {said.check} {said.subject}: the strategy's message")
     assert "the run sets it" not in answer.reason

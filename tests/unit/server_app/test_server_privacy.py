@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.members import Failure, Local
+from support.members import Failure, Local, withdraw_all
 from support.serverside import Site, events_of, site, until
 
 from fedcore.codec import release_of
@@ -83,7 +83,7 @@ async def test_the_budget_ends_the_run_with_its_last_model(here: Site, model: Mo
 
 async def _leave(here: Site, step: str) -> None:
     await asyncio.gather(*(member.secure(until=step) for member in await here.enter_all()))
-    await asyncio.gather(*(member.withdraw() for member in here.members.values()))
+    await withdraw_all(here.members.values())
 
 
 @pytest.mark.parametrize(("step", "counts"), [("upload", 0), ("sign", 0), ("unmask", 1)])

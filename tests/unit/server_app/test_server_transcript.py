@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.members import Failure
+from support.members import Failure, withdraw_all
 from support.records import Notary
 from support.serverside import ScriptedApp, Site, events_of
 
@@ -28,7 +28,7 @@ async def exchange(here: Site, app: ScriptedApp, model: ModelState, until: str =
     members = await here.enter_all()
     await asyncio.gather(*(member.secure(until=until) for member in members))
     if until:
-        await asyncio.gather(*(member.withdraw() for member in members))
+        await withdraw_all(members)
     return await asked
 
 
