@@ -250,7 +250,7 @@ async def test_stopping_withdraws_from_the_open_exchange(script: Script, client:
     script.tasks.append(script.task)
     async with script.serving():
         async with agent_running(client) as running:
-            await until(lambda: "PUT key-shares" in script.requests, running)
+            await until(lambda: "PUT key-shares" in script.requests and client.work.calls, running)
         [withdrawal] = script.withdrawals
     assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.STOPPED, "")
     assert script.heartbeats[-1]["stopping"]

@@ -74,6 +74,7 @@ class Watched(Scripted):
             self.asked.set()
             while not await request.is_disconnected():  # noqa: ASYNC110 - starlette has no event
                 await asyncio.sleep(0.001)
+            return Response(status_code=204)  # to nobody, and before or after the next poll
         return await super().get(route, request)
 
 
