@@ -263,9 +263,13 @@ class RunQueue:
             raise Rejection(ProblemKind.NOT_FOUND, "the run has no model")
         keys, objects = RunKeys(run), self._services.objects
         reference = ModelRef(sha256=row.model_sha256, size=row.model_size)
-        if row.status == RunStatus.FINISHED:
-            return await objects.fetch(keys.model), reference, f"{row.app}-{run}-model.safetensors"
-        path, own = await checkpoints(objects, keys, self._services.spool.folder).file()
+        try:
+            if row.status == RunStatus.FINISHED:
+                return await objects.fetch(keys.model), reference, f"{row.app}-{run}-model.safetensors"
+            path, own = await checkpoints(objects, keys, self._services.spool.folder).file()
+        except KeyError:
+            why = "keep-runs or keep-days removes the run, or the files of runs are older than the database"
+            raise Rejection(ProblemKind.NOT_FOUND, f"the server has no file of this run's model: {why}") from None
         return path, own or reference, f"{row.app}-{run}-checkpoint.safetensors"
 
     async def best_model_file(self, run: str) -> tuple[Path, ModelRef, str]:

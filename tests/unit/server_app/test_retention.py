@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.serverside import SETTINGS, Site, site
+from support.serverside import SETTINGS, Failure, Site, site
 from support.tiny import TINY
 
 from fedcore.errors import StorageUnavailable
@@ -15,7 +15,9 @@ from fedcore.federation import FederationFolder
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire.operator import RunIn
+from fedcore.wire.problems import ProblemKind
 from server_app.runs import queue
+from server_app.runs.files.run_files import RunKeys
 from server_app.runs.retention import remove_expired
 from server_app.storage.store import Store
 
@@ -114,3 +116,14 @@ async def test_a_submission_that_was_killed_before_its_row_leaves_nothing(
     async with site(federation, tmp_path) as second:
         assert not (second.services.settings.runs_dir / orphan).exists()
         assert await kept(second) == {whole}
+
+
+async def test_a_model_whose_file_is_gone_is_refused_and_no_failure_of_the_server(
+    here: Site, model: ModelState
+) -> None:
+    """An older copy of the files next to a newer database, or a download while the run is being forgotten."""
+    run = await finished(here, model)
+    await here.services.objects.remove(RunKeys(run).model)
+    with pytest.raises(Failure) as refused:
+        await here.operator("GET", f"/v1/runs/{run}/model")
+    assert refused.value.kind == ProblemKind.NOT_FOUND
