@@ -12,12 +12,18 @@ from fedcore.errors import ConfigurationError
 
 
 def proxy_of(server: str) -> urllib3.util.Url | None:
-    """The proxy for a server; None for none. Raises ConfigurationError for one that is no HTTP proxy."""
+    """The proxy for a server; None for none. Raises ConfigurationError for one that is no HTTP proxy, or no address."""
     proxies, address = urllib.request.getproxies(), urlsplit(server).netloc
     named = proxies.get("https") or proxies.get("all")
     if not named or urllib.request.proxy_bypass(address):
         return None
-    proxy = urllib3.util.parse_url(named if "://" in named else f"http://{named}")
+    try:
+        proxy = urllib3.util.parse_url(named if "://" in named else f"http://{named}")
+    except urllib3.exceptions.LocationParseError:  # it may contain a password
+        raise ConfigurationError(
+            "the address of a proxy in the environment cannot be read: write HTTPS_PROXY=http://HOST:PORT, or "
+            "http://USER:PASSWORD@HOST:PORT with what is special in the password percent-encoded (%2F for a slash)"
+        ) from None
     if proxy.scheme not in ("http", "https"):  # its address may contain a password
         raise ConfigurationError(
             f"the environment names a proxy of the kind {proxy.scheme}; fedcore can use HTTP proxies: set HTTPS_PROXY, "

@@ -354,3 +354,13 @@ class TestProxies:
         with pytest.raises(ConfigurationError) as caught:
             proxy_of("https://fl.example.org:8443")
         assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "named", ["http://me:sec/ret@proxy.example.org", "http://me:secret@proxy.example.org:port"]
+    )
+    def test_an_address_that_cannot_be_read_is_not_shown(self, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+        monkeypatch.setenv("HTTPS_PROXY", named)
+        with pytest.raises(ConfigurationError) as caught:
+            proxy_of("https://fl.example.org:8443")
+        assert "sec" not in str(caught.value)
+        assert caught.value.__suppress_context__
