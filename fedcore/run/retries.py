@@ -165,8 +165,10 @@ def final_reason(error: RoundFailed, settings: JobSettings) -> str:
             )
         case RoundingTooCoarse():
             return (
-                f"{error}. Another tensor of the exchange changes by far more: keep one of the two out of the model's "
-                "state, or bring what it comes from to a common scale (as by standardizing the columns of a table)"
+                f"{error}. If another tensor of the exchange changes by far more, keep one of the two out of the "
+                "model's state, or bring what it comes from to a common scale (as by standardizing the columns of a "
+                "table). If all change by so little, raise the learning rate, or lower w-max to the most examples of a "
+                "client"
             )
         case NothingContributed() | RepliesDiffer() | TooFewContributed():
             return f"{error}; retrying unchanged will fail again"

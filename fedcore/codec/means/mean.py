@@ -77,6 +77,7 @@ class WeightedMean:
                 unit=sums.units[index],
                 fraction_bits=sums.part.fraction_bits,
                 contributors=self.contributors,
+                peak=self.statistics.peaks[index] / self.encoding.step(index),
             )
             self._moved.append((index, tensor))
 

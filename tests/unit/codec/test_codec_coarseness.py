@@ -125,6 +125,42 @@ def test_what_is_mostly_rounding_is_not_passed_on(steps: float) -> None:
     np.testing.assert_allclose(wide.state["embedding"], change, rtol=0.02)
 
 
+@pytest.mark.parametrize("change", [1e-9, 1e-10, 1e-12])
+def test_an_update_of_which_no_step_is_left_is_repeated_in_fields_that_hold_it(change: float) -> None:
+    """As a matrix of zeros has it that a small learning rate trains: a first exchange knows no magnitudes."""
+    base = ModelState.from_arrays({"embedding": np.zeros(SIZE, np.float32)})
+    local = ModelState.from_arrays({"embedding": np.full(SIZE, change, np.float32)})
+    track, settings = ScaleTrack(), CodecSettings(w_max=1 << 20)
+    first = track.encoding(settings, base.layout, CLIENTS, metrics=(), failures=0, again=True)
+    with pytest.raises(RoundingTooCoarse) as refused:
+        exchange(first, base, [local] * CLIENTS)
+    assert (refused.value.tensor, refused.value.helps) == ("embedding", True)
+    track.learn_coarse(first, refused.value.statistics)
+    again = track.encoding(settings, base.layout, CLIENTS, metrics=(), failures=0, again=True)
+    decoded = exchange(again, base, [local] * CLIENTS)
+    assert decoded.state is not None
+    np.testing.assert_allclose(decoded.state["embedding"], change, rtol=0.02)
+
+
+@pytest.mark.parametrize("change", [1e-20, 1e-30, 1e-40])
+def test_an_update_too_small_for_any_fields_is_not_passed_on_as_none(change: float) -> None:
+    base = ModelState.from_arrays({"embedding": np.zeros(SIZE, np.float32)})
+    local = ModelState.from_arrays({"embedding": np.full(SIZE, change, np.float32)})
+    _, encoding = large(64)
+    with pytest.raises(RoundingTooCoarse) as refused:
+        exchange(encoding, base, [local] * CLIENTS)
+    assert not refused.value.helps
+
+
+def test_what_is_lost_beside_larger_weights_is_no_harm() -> None:
+    """Every other weight is zero and changes by less than the roundoff of its neighbours."""
+    _, encoding = large(32)
+    base = ModelState.from_arrays({"embedding": np.tile(np.float32([1, 0]), SIZE // 2)})
+    local = ModelState.from_arrays({"embedding": base["embedding"] + np.tile(np.float32([0, 1e-10]), SIZE // 2)})
+    decoded = exchange(encoding, base, [local] * CLIENTS)
+    assert decoded.statistics.moved == (0.0,)
+
+
 def test_in_the_widest_fields_nothing_helps() -> None:
     base, encoding = large(64, scale=2.0**50)
     change = 0.1 * encoding.step(0) * W_MAX / max(EXAMPLES)

@@ -202,11 +202,15 @@ def test_fields_are_wide_while_a_scale_is_held_up() -> None:
     codec = CodecSettings(w_max=W_MAX)
     loud, quiet = [state(np.array([1.0]))] * 3, [state(np.array([1e-5]))] * 3
     encoding = following(codec, loud[0].layout, 3, exchange(first_encoding(codec, loud[0].layout, 3), loud)[1])
+    assert encoding.field_bits == 16
+    with pytest.raises(RoundingTooCoarse) as refused:  # nothing is left of them in narrow fields
+        exchange(encoding, quiet)
+    encoding = following(codec, loud[0].layout, 3, refused.value.statistics, settled=True)
     widths = [encoding.field_bits]
     for _ in range(20):
         encoding = following(codec, loud[0].layout, 3, exchange(encoding, quiet)[1], settled=True)
         widths.append(encoding.field_bits)
-    assert (widths[0], set(widths[1:8]), widths[-1]) == (16, {32}, 16)
+    assert (set(widths[:7]), widths[-1]) == ({32}, 16)
 
 
 def test_a_scale_after_clipping_leaves_room_for_further_growth() -> None:
