@@ -18,6 +18,7 @@ import pydantic
 
 from client_app.output import clean
 from fedcore.errors import EnvironmentFailure, NotAccepted, Refused, ServerUnreachable, Unauthorized, WrongClock
+from fedcore.system.network.proxies import name_of_way_out
 from fedcore.wire.problems import ProblemDocument, ProblemKind
 
 
@@ -65,7 +66,9 @@ def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
             "TLS shows a certificate of its own: have it make an exception for this address, or name its authority in "
             "tls-ca"
         )
-    return ServerUnreachable(f"no fedcore server answers at {url} ({clean(str(error)) or type(error).__name__})")
+    proxy = name_of_way_out(url.partition(" or ")[0])
+    where = f"{url} by the proxy at {proxy}, which the environment names" if proxy else url
+    return ServerUnreachable(f"no fedcore server answers at {where} ({clean(str(error)) or type(error).__name__})")
 
 
 def may_pass(error: BaseException) -> bool:

@@ -171,6 +171,6 @@ def final_reason(error: RoundFailed, settings: JobSettings) -> str:
                 "client"
             )
         case NothingContributed() | RepliesDiffer() | TooFewContributed():
-            return f"{error}; retrying unchanged will fail again"
+            return f"{error}; retrying unchanged will fail again (fedcore check in the app's folder may show why)"
         case _:
             return str(error)

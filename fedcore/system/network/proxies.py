@@ -38,6 +38,12 @@ def way_out(server: str) -> str | None:
     return proxy.url if proxy is not None else None
 
 
+def name_of_way_out(server: str) -> str:
+    """Host and port of the proxy for a server, without a password; empty for none, and for the loopback."""
+    proxy = None if is_loopback(server) else proxy_of(server)
+    return proxy.netloc or "" if proxy is not None else ""
+
+
 def is_loopback(url: str) -> bool:
     """Whether this is an address of this machine."""
     host = urlsplit(url).hostname or ""

@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse
-from client_app.http.errors import ConnectionFailed, tls_context
+from client_app.http.errors import ConnectionFailed, tls_context, unanswered
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.system.network.proxies import proxy_of, way_out
@@ -348,6 +348,14 @@ class TestProxies:
         assert way_out("https://127.0.0.1:8443") is None
         monkeypatch.setenv("NO_PROXY", "fl.example.org")
         assert (proxy_of(server), way_out(server)) == (None, None)
+
+    def test_nobody_answers_through_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy.example.org:3128")
+        for servers in ("https://fl.example.org", "https://a.example.org or https://b.example.org"):
+            error = str(unanswered(servers, ConnectionFailed("Connection refused")))
+            assert "proxy.example.org:3128" in error
+            assert "secret" not in error
+        assert "3128" not in str(unanswered("https://127.0.0.1:8443", ConnectionFailed("Connection refused")))
 
     def test_one_of_another_kind_is_named_without_its_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ALL_PROXY", "socks5://me:secret@proxy.example.org")
