@@ -191,11 +191,12 @@ class NotAccepted(Unauthorized):
 class Refused(PeerError):
     """The server answered with a problem document (RFC 9457).
 
+    kind: of the problem; "" if the answer was no such document, as one of a proxy is not.
     leader: the address of the server that leads, as one says that stands by; "" if it does not.
     """
 
     def __init__(self, status: int, kind: str, detail: str, *, leader: str = "") -> None:
-        super().__init__(f"{detail} ({kind}, HTTP {status})")
+        super().__init__(f"{detail} ({f'{kind}, ' if kind else ''}HTTP {status})")
         self.status = status
         self.kind = kind
         self.detail = detail

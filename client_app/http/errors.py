@@ -116,7 +116,7 @@ def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
         leader = str((problem.model_extra or {}).get("leader", ""))
     except pydantic.ValidationError:
         detail = _OF_PROXIES.get(status, "the server answered without a problem document")
-        kind, leader = "unknown", ""
+        kind, leader = "", ""
     if status == HTTPStatus.UNAUTHORIZED:
         return (WrongClock if kind == ProblemKind.WRONG_CLOCK else NotAccepted)(
             f"the server does not accept {of}: {detail}"

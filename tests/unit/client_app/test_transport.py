@@ -184,7 +184,7 @@ class TestAnswers:
     async def test_a_refusal_without_a_problem_document(self, script: Script, client: Client) -> None:
         script.answers.append(Response("<html>proxy</html>", status_code=403))
         async with script.serving():
-            with raises(Refused, kind="unknown", status=403):
+            with raises(Refused, kind="", status=403):
                 await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
 
     async def test_what_was_sent_is_not_quoted(self, script: Script, client: Client) -> None:
