@@ -10,12 +10,16 @@ from client_app.http.transport import LONG_POLL_SECONDS
 
 MOST_SECONDS = LONG_POLL_SECONDS + ANSWER_SECONDS
 """So long waits a client that notices nothing."""
+TRIES = 3
+"""One may be slow on a busy machine; with clients that notice nothing all are."""
 
 
 @pytest.mark.skipif(bool(lacks()), reason=lacks())
 def test_a_run_goes_on_with_the_same_bits_under_the_other_server() -> None:
     with federation() as replicas:
         for kind in KINDS:
-            done = replicas.partition(kind)
-            assert done.steps == 0, done
-            assert done.silence < MOST_SECONDS, done
+            tries = []
+            while not any(done.silence < MOST_SECONDS for done in tries):
+                assert len(tries) < TRIES, tries
+                tries.append(done := replicas.partition(kind))
+                assert done.steps == 0, done
