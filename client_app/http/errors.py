@@ -53,8 +53,9 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
 
 
-def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
-    """The error for a request that got no answer."""
+def unanswered(servers: Sequence[str], error: Exception) -> Unauthorized | ServerUnreachable:
+    """The error for a request that got no answer from any of these addresses."""
+    url = " or ".join(servers)
     if isinstance(error.__cause__, EnvironmentFailure):
         return ServerUnreachable(str(error.__cause__))
     if (failure := _certificate_failure(error)) is not None:
@@ -66,7 +67,7 @@ def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
             "TLS shows a certificate of its own: have it make an exception for this address, or name its authority in "
             "tls-ca"
         )
-    proxy = name_of_way_out(url.partition(" or ")[0])
+    proxy = name_of_way_out(servers[0])
     where = f"{url} by the proxy at {proxy}, which the environment names" if proxy else url
     return ServerUnreachable(f"no fedcore server answers at {where} ({clean(str(error)) or type(error).__name__})")
 

@@ -390,7 +390,7 @@ class HttpTransport:
                     "does a proxy in between limit the size or the time of requests?",
                     check="stuck",
                 ) from error
-            raise unanswered(url, error) from error
+            raise unanswered([url], error) from error
 
     def _note_failure(self, url: str, error: Exception) -> None:
         """Go on to the next address, or the leader's if the server named one, unless another request has already."""
@@ -423,7 +423,7 @@ class HttpTransport:
         if state.attempt_number > 1:
             return
         error = _error_of(state)
-        reason = unanswered(url, error) if isinstance(error, ConnectionFailed) else error
+        reason = unanswered([url], error) if isinstance(error, ConnectionFailed) else error
         self.notice(f"{reason}; trying again")
 
 

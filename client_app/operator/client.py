@@ -306,7 +306,7 @@ class OperatorClient:
         self._http.base_url = self._url
 
     def _failure(self, error: httpx.TransportError) -> FedcoreError:
-        failure = unanswered(" or ".join(self.kit.servers), error)
+        failure = unanswered(self.kit.servers, error)
         if isinstance(failure, Unauthorized):
             return failure
         return ServerUnreachable(

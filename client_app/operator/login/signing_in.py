@@ -71,7 +71,7 @@ def _ask(server: httpx.Client, url: str, method: str, path: str, body: dict[str,
     try:
         answer = server.request(method, path, json=body)
     except httpx.TransportError as error:
-        raise unanswered(url, error) from error
+        raise unanswered([url], error) from error
     if answer.is_success:
         return answer
     problem = refusal(answer.status_code, answer.content, of="this login")

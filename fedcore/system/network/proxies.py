@@ -34,14 +34,14 @@ def proxy_of(server: str) -> urllib3.util.Url | None:
 
 def way_out(server: str) -> str | None:
     """The address of the proxy for a server, which may contain a password; None for none, and for the loopback."""
-    proxy = None if is_loopback(server) else proxy_of(server)
+    proxy = _proxy_beyond_loopback(server)
     return proxy.url if proxy is not None else None
 
 
 def name_of_way_out(server: str) -> str:
     """Host and port of the proxy for a server, without a password; empty for none, and for the loopback."""
-    proxy = None if is_loopback(server) else proxy_of(server)
-    return proxy.netloc or "" if proxy is not None else ""
+    proxy = _proxy_beyond_loopback(server)
+    return (proxy.netloc or "") if proxy is not None else ""
 
 
 def is_loopback(url: str) -> bool:
@@ -51,3 +51,7 @@ def is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _proxy_beyond_loopback(server: str) -> urllib3.util.Url | None:
+    return None if is_loopback(server) else proxy_of(server)

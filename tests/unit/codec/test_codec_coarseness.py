@@ -46,6 +46,24 @@ def large(encoding_bits: int, scale: float = 1.0) -> tuple[ModelState, Encoding]
     )
 
 
+def refused(encoding: Encoding, base: ModelState, change: float) -> RoundingTooCoarse:
+    """Of a sum to which every client gives the same change of all elements."""
+    with pytest.raises(RoundingTooCoarse) as caught:
+        exchange(encoding, base, [changed(change)] * CLIENTS)
+    return caught.value
+
+
+def check_held(encoding: Encoding, base: ModelState, change: float) -> None:
+    """The sum of the same changes is passed on."""
+    decoded = exchange(encoding, base, [changed(change)] * CLIENTS)
+    assert decoded.state is not None
+    np.testing.assert_allclose(decoded.state["embedding"], change, rtol=0.02)
+
+
+def changed(change: float) -> ModelState:
+    return ModelState.from_arrays({"embedding": np.full(SIZE, change, np.float32)})
+
+
 @pytest.mark.parametrize("bits", [16, 21, 32])
 @pytest.mark.parametrize(("apart", "error"), [(1e3, 2e-7), (1e6, 2e-7), (1e9, 1e-4)])
 def test_small_tensors_do_not_suffer_from_a_neighbour(bits: int, apart: float, error: float) -> None:
@@ -116,40 +134,27 @@ def test_what_is_mostly_rounding_is_not_passed_on(steps: float) -> None:
     """Updates of less than a step each; in wide fields the same updates are fine."""
     base, encoding = large(16)
     change = steps * encoding.step(0) * W_MAX / max(EXAMPLES)
-    local = ModelState.from_arrays({"embedding": np.full(SIZE, change, np.float32)})
-    with pytest.raises(RoundingTooCoarse) as refused:
-        exchange(encoding, base, [local] * CLIENTS)
-    assert (refused.value.tensor, refused.value.helps) == ("embedding", True)
-    wide = exchange(dataclasses.replace(encoding, field_bits=32), base, [local] * CLIENTS)
-    assert wide.state is not None
-    np.testing.assert_allclose(wide.state["embedding"], change, rtol=0.02)
+    error = refused(encoding, base, change)
+    assert (error.tensor, error.helps) == ("embedding", True)
+    check_held(dataclasses.replace(encoding, field_bits=32), base, change)
 
 
 @pytest.mark.parametrize("change", [1e-9, 1e-10, 1e-12])
 def test_an_update_of_which_no_step_is_left_is_repeated_in_fields_that_hold_it(change: float) -> None:
     """As a matrix of zeros has it that a small learning rate trains: a first exchange knows no magnitudes."""
     base = ModelState.from_arrays({"embedding": np.zeros(SIZE, np.float32)})
-    local = ModelState.from_arrays({"embedding": np.full(SIZE, change, np.float32)})
     track, settings = ScaleTrack(), CodecSettings(w_max=1 << 20)
     first = track.encoding(settings, base.layout, CLIENTS, metrics=(), failures=0, again=True)
-    with pytest.raises(RoundingTooCoarse) as refused:
-        exchange(first, base, [local] * CLIENTS)
-    assert (refused.value.tensor, refused.value.helps) == ("embedding", True)
-    track.learn_coarse(first, refused.value.statistics)
-    again = track.encoding(settings, base.layout, CLIENTS, metrics=(), failures=0, again=True)
-    decoded = exchange(again, base, [local] * CLIENTS)
-    assert decoded.state is not None
-    np.testing.assert_allclose(decoded.state["embedding"], change, rtol=0.02)
+    error = refused(first, base, change)
+    assert (error.tensor, error.helps) == ("embedding", True)
+    track.learn_coarse(first, error.statistics)
+    check_held(track.encoding(settings, base.layout, CLIENTS, metrics=(), failures=0, again=True), base, change)
 
 
 @pytest.mark.parametrize("change", [1e-20, 1e-30, 1e-40])
 def test_an_update_too_small_for_any_fields_is_not_passed_on_as_none(change: float) -> None:
-    base = ModelState.from_arrays({"embedding": np.zeros(SIZE, np.float32)})
-    local = ModelState.from_arrays({"embedding": np.full(SIZE, change, np.float32)})
-    _, encoding = large(64)
-    with pytest.raises(RoundingTooCoarse) as refused:
-        exchange(encoding, base, [local] * CLIENTS)
-    assert not refused.value.helps
+    base, encoding = large(64)
+    assert not refused(encoding, base, change).helps
 
 
 def test_what_is_lost_beside_larger_weights_is_no_harm() -> None:
@@ -164,10 +169,7 @@ def test_what_is_lost_beside_larger_weights_is_no_harm() -> None:
 def test_in_the_widest_fields_nothing_helps() -> None:
     base, encoding = large(64, scale=2.0**50)
     change = 0.1 * encoding.step(0) * W_MAX / max(EXAMPLES)
-    local = ModelState.from_arrays({"embedding": np.full(SIZE, change, np.float32)})
-    with pytest.raises(RoundingTooCoarse) as refused:
-        exchange(encoding, base, [local] * CLIENTS)
-    assert not refused.value.helps
+    assert not refused(encoding, base, change).helps
 
 
 def test_what_its_dtype_rounds_off_anyhow_is_no_harm() -> None:
@@ -192,11 +194,11 @@ def test_after_a_sum_that_was_too_coarse_the_fields_are_wider(bits: int, wider: 
     base, encoding = large(bits)
     peak = np.full(SIZE, encoding.step(0), np.float32)
     local = ModelState.from_arrays({"embedding": peak * np.float32(2 * W_MAX / sum(EXAMPLES))})
-    with pytest.raises(RoundingTooCoarse) as refused:
+    with pytest.raises(RoundingTooCoarse) as caught:
         exchange(encoding, base, [local] * CLIENTS)
     track = ScaleTrack()
     track.encoding(encoding.settings, base.layout, CLIENTS, metrics=(), failures=0)
-    track.learn_coarse(encoding, refused.value.statistics)
+    track.learn_coarse(encoding, caught.value.statistics)
     settings = dataclasses.replace(encoding.settings, field_bits=min(bits, 32))
     after = track.encoding(settings, base.layout, CLIENTS, metrics=(), failures=0)
     assert after.field_bits == wider

@@ -177,7 +177,7 @@ async def test_a_client_of_an_expired_server_reads_why_and_asks_again(made: Fede
         async with handshakes(served(made)) as url:
             with pytest.raises(httpx.ConnectError) as failed:
                 await asked(url, tls_context(ca))
-        error = unanswered(url, failed.value)
+        error = unanswered([url], failed.value)
         assert isinstance(error, ServerUnreachable)
         assert said in str(error)
         assert may_pass(failed.value)
